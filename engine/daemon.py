@@ -263,6 +263,9 @@ class Daemon:
 
     async def _restore(self, stack: contextlib.AsyncExitStack) -> None:
         """Correct the records by the processes that run, and remove leftovers of a crash."""
+        self.facts = await asyncio.to_thread(_read_host, self.config.root, self.cgroups)
+        self.cluster = Cluster(self._cluster_parts())
+        await self.cluster.restore()
         await self.containers.open()
         for container in self.containers:
             self.oom.begin(container)
@@ -288,21 +291,6 @@ class Daemon:
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         config = self.config
         buildkit = BuildKit(self.sessions, self.builder, self.images, lambda: str(self.networks.gateway))
-        facts = await asyncio.to_thread(_read_host, config.root, self.cgroups)
-        self.cluster = Cluster(
-            ClusterParts(
-                config=config,
-                records=self.records,
-                containers=self.containers,
-                images=self.images,
-                remote=self.remote,
-                networks=self.networks,
-                volumes=self.volumes,
-                events=self.events,
-                host=facts,
-                counts=self._counts,
-            )
-        )
         stack.push_async_callback(self._close_cluster)
         engine = Engine(
             builder=self.builder,
@@ -310,7 +298,7 @@ class Daemon:
             cluster=self.cluster,
             config=config,
             events=self.events,
-            host=facts,
+            host=self.facts,
             counts=self._counts,
             containers=self.containers,
             devices=self.devices.devices,
@@ -339,6 +327,21 @@ class Daemon:
             name, _, port = address.rpartition(":")
             bound = await server.listen_tcp(name.strip("[]"), int(port), context)
             self.listening.append(f"tcp://{name}:{bound}")
+
+    def _cluster_parts(self) -> ClusterParts:
+        return ClusterParts(
+            config=self.config,
+            records=self.records,
+            containers=self.containers,
+            images=self.images,
+            remote=self.remote,
+            networks=self.networks,
+            attachments=self.attachments,
+            volumes=self.volumes,
+            events=self.events,
+            host=self.facts,
+            counts=self._counts,
+        )
 
     def _counts(self) -> Counts:
         """The values of /info that may change between two requests."""

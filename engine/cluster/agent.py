@@ -24,15 +24,18 @@ import random
 import ssl
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
 from engine.cluster import client, logs
+from engine.cluster.attaching import Attaching
 from engine.cluster.bodies import Node
 from engine.cluster.description import description
 from engine.cluster.executor import Executor
 from engine.cluster.parts import Parts
 from engine.cluster.state import CERTIFICATE, KEY, ROOTS, Identity
+from engine.cluster.views import NodeNetworks
 from engine.errors import EngineError, Forbidden, ServerError, reason
 from engine.manager.frames import Connection
 from engine.manager.messages import (
@@ -47,6 +50,7 @@ from engine.manager.messages import (
     ReadLogs,
     Session,
     Statuses,
+    Views,
     order_of_managers,
 )
 from engine.system.tasks import spawn
@@ -68,6 +72,8 @@ OWN_LIMIT = 5.0
 it.
 """
 BATCH_TIME = 0.1
+URGENT_TIME = 0.005
+"""Seconds in which statuses are collected: at most, and when other nodes wait for one of them."""
 BATCH = 1000
 """Statuses in one message."""
 SILENCE = 1.5
@@ -81,6 +87,13 @@ go.
 """
 
 _log = logging.getLogger(__name__)
+
+
+class Facts(NamedTuple):
+    """What this node's networks are like, for `Hello`."""
+
+    features: tuple[str, ...] = ()
+    subnets: tuple[str, ...] = ()
 
 
 class Silent(ServerError):
@@ -97,9 +110,11 @@ class Agent:
         *,
         on_session: Callable[[Session], None],
         on_barred: Callable[[str], None],
+        networks: NodeNetworks,
+        attaching: Attaching,
     ) -> None:
-        """`on_session` gets the terms of each session and their changes, `on_barred` the reason
-        when this node was removed from the swarm.
+        """`networks` and `attaching` outlive the agent. `on_session` gets the terms of each session
+        and their changes, `on_barred` the reason when this node was removed from the swarm.
         """
         self.managers: tuple[Peer, ...] = identity.peers
         self.reason = "no manager has been reached yet"
@@ -110,7 +125,9 @@ class Agent:
         self._on_barred = on_barred
         host = parts.host
         node = Node(id=identity.node, hostname=host.name, architecture=host.machine, os=host.os)
-        self._executor = Executor(parts, node, self._changed)
+        self._networks = networks
+        self._attaching = attaching
+        self._executor = Executor(parts, node, networks, self._changed, self._stored)
         self._running: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
         self._connection: Connection | None = None
@@ -126,6 +143,9 @@ class Agent:
         self._unsaved: dict[str, None] = {}
         self._unsent: dict[str, None] = {}
         self._dirty = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        """By task: those that wait until its status is stored."""
         self._order = 0
         """Position in the order of managers."""
         self._at_own = False
@@ -141,6 +161,8 @@ class Agent:
         """Go on with the tasks on disk, and look for a manager. Raises ServerError when records
         cannot be read.
         """
+        self._networks.open(self._identity.node, self._identity.data_path)
+        self._attaching.task_of = self._executor.task_of
         self._executor.open()
         self._running = spawn(self._run(), "swarm: the agent")
         self._reporting = spawn(self._report(), "swarm: reports of tasks")
@@ -151,7 +173,9 @@ class Agent:
             if each is not None:
                 await cancelled(each)
         self._running = self._reporting = None
+        self._attaching.lost()
         await self._executor.close()
+        await self._networks.close()
         with contextlib.suppress(ServerError):
             await self._executor.save(self._unsaved)
 
@@ -163,6 +187,7 @@ class Agent:
         if self._running is None:
             self.start()
         await self._executor.end()
+        await self._attaching.clear()
         if tell:
             try:
                 async with asyncio.timeout(LEAVE_LIMIT):
@@ -172,6 +197,7 @@ class Agent:
             except (TimeoutError, ConnectionError, EngineError) as error:
                 _log.warning("no manager was told that this node leaves: %s", _words(error) or "no answer")
         await self.close()
+        await self._networks.clear()
 
     def renewed(self) -> None:
         """The certificate's files were replaced: begin another session with it."""
@@ -203,6 +229,8 @@ class Agent:
                 self._own_failed = 0.0 if had else self._own_failed or began
             self._begun.clear()
             self._connection = self._session = None
+            self._attaching.lost()
+            self._no_more_waiting()
             self.reason = why
             if self._bye is not None and self._bye.barred:
                 self._on_barred(self._bye.reason)
@@ -223,9 +251,10 @@ class Agent:
         connection = await self._dial()
         async with client.opened(connection):
             self._described = await self._description()
+            facts = await self._network_facts()
             self._unsent.clear()  # all of them go with this message
             limit = OWN_HELLO_LIMIT if self._at_own else HELLO_LIMIT
-            session = await connection.ask(self._hello(), timeout=limit)
+            session = await connection.ask(self._hello(facts), timeout=limit)
             if not isinstance(session, Session):
                 raise ServerError(f"the manager has answered with {type(session).__name__}")
             if session.epoch < self._identity.epoch:
@@ -240,6 +269,7 @@ class Agent:
             self.reason = ""
             self._accepted.set()
             self._begun.set()
+            self._attaching.begin(connection)
             self._dirty.set()
             _log.info("session with the manager %s", connection.peer or "of this node")
             await self._beat(connection)
@@ -266,7 +296,7 @@ class Agent:
         except (OSError, TimeoutError, ValueError) as error:
             raise ServerError(f"{peer.address}: {_words(error) or 'no answer'}") from error
 
-    def _hello(self) -> Hello:
+    def _hello(self, facts: Facts) -> Hello:
         identity = self._identity
         return Hello(
             description=self._described,
@@ -274,6 +304,10 @@ class Agent:
             epoch=identity.epoch,
             statuses=self._executor.statuses(),
             manager_address=identity.manager_address,
+            data_address=identity.data_path,
+            features=facts.features,
+            subnets=facts.subnets,
+            attachments=self._attaching.in_use(),
         )
 
     async def _description(self) -> NodeDescription:
@@ -281,8 +315,17 @@ class Agent:
         drivers = await parts.volumes.known_drivers()
         return description(parts.host, parts.counts(), drivers, config.labels, config.generic_resources)
 
+    async def _network_facts(self) -> Facts:
+        networks = self._parts.networks
+        try:
+            return Facts(await networks.overlays.features(), await networks.local_subnets())
+        except (EngineError, OSError) as error:
+            _log.warning("what this host's networks can do is not known: %s", _words(error))
+            return Facts()
+
     def _terms(self, session: Session) -> None:
         self._session = session
+        self._networks.port = session.data_path_port
         if session.managers:
             self.managers = session.managers
         if session.epoch > self._identity.epoch:
@@ -313,6 +356,9 @@ class Agent:
         if isinstance(message, Assignments):
             await self._accepted.wait()
             await self._assign(connection, message)
+        elif isinstance(message, Views):
+            await self._accepted.wait()
+            await self._see(connection, message)
         elif isinstance(message, Session):
             await self._accepted.wait()
             self._terms(message)
@@ -335,17 +381,52 @@ class Agent:
             return
         connection.writer.close()  # the next session brings the whole set
 
+    async def _see(self, connection: Connection, message: Views) -> None:
+        if self._leaving:
+            return
+        try:
+            await self._networks.take(message)
+        except EngineError as error:
+            _log.error("networks of the manager cannot be taken: %s", error.message)
+        except Exception:
+            _log.exception("networks of the manager cannot be taken")
+        else:
+            return
+        connection.writer.close()  # the next session brings them whole
+
     # --- reports ----------------------------------------------------------------------------------
 
-    def _changed(self, task: str) -> None:
+    def _changed(self, task: str, urgent: bool) -> None:
         self._unsaved[task] = None
         self._unsent[task] = None
         self._dirty.set()
+        if urgent:
+            self._urgent.set()
+
+    async def _stored(self, task: str) -> None:
+        """Wait until a manager has stored the task's last status; without a session not at all."""
+        if self._begun.is_set() and task in self._unsent:
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(task, []).append(waiting)
+            await waiting
+
+    def _no_more_waiting(self) -> None:
+        while self._waiting:
+            self._have_stored(next(iter(self._waiting)))
+
+    def _have_stored(self, task: str) -> None:
+        for waiting in self._waiting.pop(task, ()):
+            if not waiting.done():
+                waiting.set_result(None)
 
     async def _report(self) -> None:
         while True:
             await self._dirty.wait()
-            await asyncio.sleep(BATCH_TIME)
+            await asyncio.sleep(URGENT_TIME)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(BATCH_TIME):
+                    await self._urgent.wait()
+            self._urgent.clear()
             self._dirty.clear()
             try:
                 await self._save()
@@ -377,6 +458,9 @@ class Agent:
                 statuses = self._executor.statuses(chosen)
                 if statuses:
                     await self._connection.ask(Statuses(of=statuses), timeout=REPORT_LIMIT)
+                for task in chosen:
+                    if task not in self._unsent:  # otherwise there is a later one
+                        self._have_stored(task)
             except BaseException:
                 self._unsent = dict.fromkeys(chosen) | self._unsent
                 raise

@@ -32,7 +32,7 @@ from engine.wire.containers import (
 from engine.wire.nodes import GenericResource
 from engine.wire.services import ServiceSpec
 from engine.wire.swarm import Driver
-from engine.wire.tasks import ContainerSpec, PortConfig, Privileges, TaskSpec
+from engine.wire.tasks import ContainerSpec, NetworkAttachmentConfig, PortConfig, Privileges, TaskSpec
 
 SECOND = 1_000_000_000
 DEFAULT_GRACE = 10 * SECOND
@@ -109,7 +109,7 @@ def create_body(
     values = template_values(task, spec, node)
     template = spec.task_template
     ports = host_ports(spec)
-    networking, mode = _networks(spec, name_of)
+    networking, mode = _networks(task, spec, name_of)
     seconds = math.ceil(grace(spec))
     return CreateBody(
         image=container.image,
@@ -164,25 +164,38 @@ def _bindings(ports: list[PortConfig]) -> dict[str, list[PortBinding] | None]:
     return bindings
 
 
-def _networks(spec: ServiceSpec, name_of: Callable[[str], str]) -> tuple[NetworkingConfig, str]:
+def wanted_networks(spec: ServiceSpec) -> list[NetworkAttachmentConfig]:
+    """The networks that a service names."""
+    return spec.task_template.networks or spec.networks
+
+
+def _networks(task: Assigned, spec: ServiceSpec, name_of: Callable[[str], str]) -> tuple[NetworkingConfig, str]:
     """The endpoints of the service's networks, and NetworkMode. Without networks it is the default
-    bridge.
+    bridge. A task that serves published ports is on the network ingress besides.
     """
-    wanted = spec.task_template.networks or spec.networks
-    if not wanted:
-        return NetworkingConfig(), ""
-    names = [name_of(each.target) for each in wanted]
+    wanted = wanted_networks(spec)
+    names = [name_of(each.target) for each in wanted] or ["bridge"]
     if names[0] in ("host", "none"):
         return NetworkingConfig(), names[0]
     endpoints: dict[str, EndpointSettings | None] = {
         name: EndpointSettings(
-            # Docker gives no aliases to endpoints of the default bridge.
-            aliases=list(each.aliases) if each.aliases and name != "bridge" else None,
+            # Docker gives no aliases to endpoints of the default bridge. On networks of the swarm
+            # they are names of the service.
+            aliases=list(each.aliases) if each.aliases and name != "bridge" and not _is_shared(task, each) else None,
             driver_opts=dict(each.driver_opts) or None,
         )
-        for name, each in zip(names, wanted, strict=True)
+        for name, each in zip(names, wanted, strict=False)
     }
-    return NetworkingConfig(endpoints_config=endpoints), names[0]
+    targets = {each.target for each in wanted}
+    more = [name_of(network) for network in task.addresses if network not in targets]
+    if more or endpoints:
+        endpoints = endpoints or {names[0]: EndpointSettings()}
+        endpoints |= {name: EndpointSettings() for name in more}
+    return NetworkingConfig(endpoints_config=endpoints), names[0] if wanted else ""
+
+
+def _is_shared(task: Assigned, each: NetworkAttachmentConfig) -> bool:
+    return each.target in task.addresses
 
 
 def _host_config(
@@ -299,4 +312,5 @@ __all__ = [
     "grace",
     "host_ports",
     "template_values",
+    "wanted_networks",
 ]

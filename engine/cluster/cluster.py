@@ -4,25 +4,32 @@ Refuses requests in Docker's words while this node is part of no swarm (`NoSwarm
 do the work are imported when there is a swarm to be a part of: by ROOT/swarm/state.json at start,
 or by an init or a join.
 
-Owns:    the membership, while there is one.
+Owns:    the membership, while there is one, and the swarm's networks on this node.
 Threads: the event loop's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.cluster.phases import NOT_A_MANAGER, Phase
-from engine.errors import NoSwarm
+from engine.errors import NoSwarm, ServerError
 
 if TYPE_CHECKING:
+    from engine.cluster.attaching import Attaching
     from engine.cluster.membership import Membership
     from engine.cluster.parts import Parts
+    from engine.cluster.views import NodeNetworks
     from engine.manager.messages import Change, Done, LogLine
+    from engine.networks.network import NetworkRecord
     from engine.wire.swarm import InitRequest, JoinRequest
+
+_log = logging.getLogger(__name__)
 
 
 class Cluster:
@@ -31,6 +38,8 @@ class Cluster:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._membership: Membership | None = None
+        self._networks: NodeNetworks | None = None
+        self._attaching: Attaching | None = None
         self._verbs = 0
         """Inits, joins and leaves in progress: each of them has the membership."""
         directory = parts.config.root / "swarm"
@@ -42,11 +51,21 @@ class Cluster:
     def _load(self) -> Membership:
         if self._membership is None:
             from engine.cluster.agent import Agent
+            from engine.cluster.attaching import Attaching
             from engine.cluster.membership import Membership
+            from engine.cluster.views import NodeNetworks
 
-            self._membership = Membership(self._parts, Agent)
+            self._networks = NodeNetworks(self._parts)
+            self._attaching = Attaching(self._parts, self._networks)
+            self._parts.attachments.lender = self._attaching
+            agent = functools.partial(Agent, networks=self._networks, attaching=self._attaching)
+            self._membership = Membership(self._parts, agent)
             self._membership.load()
         return self._membership
+
+    def _forget(self) -> None:
+        self._membership = self._networks = self._attaching = None
+        self._parts.attachments.lender = None
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[Membership]:
@@ -61,13 +80,25 @@ class Cluster:
         finally:
             self._verbs -= 1
             if not self._verbs and membership.phase is Phase.NONE:
-                self._membership = None
+                self._forget()
 
     # --- the daemon's life ------------------------------------------------------------------------
 
+    async def restore(self) -> None:
+        """Make the swarm's networks again as they were, before containers are restored."""
+        if self._membership is None or self._networks is None or self._attaching is None:
+            return
+        try:
+            self._attaching.restore()
+            await self._networks.restore(self._membership.node)
+        except ServerError as error:
+            _log.error("the swarm's networks: %s", error.message)
+
     def start(self) -> None:
-        """Take part in the swarm again, in the background."""
+        """Take part in the swarm again, in the background. The containers are restored."""
         if self._membership is not None:
+            if self._attaching is not None:
+                self._attaching.settle()
             self._membership.start()
 
     async def close(self, *, stop: bool) -> None:
@@ -76,6 +107,8 @@ class Cluster:
         """
         if self._membership is not None:
             await self._membership.close(stop=stop)
+        if self._attaching is not None:
+            await self._attaching.close()
 
     # --- what this node is ------------------------------------------------------------------------
 
@@ -104,6 +137,10 @@ class Cluster:
         if self._membership is None:
             return {"LocalNodeState": "inactive"}
         return await self._membership.info()
+
+    def networks(self) -> list[NetworkRecord]:
+        """The networks of the swarm that this node was sent."""
+        return [] if self._networks is None else self._networks.records()
 
     # --- requests ---------------------------------------------------------------------------------
 

@@ -26,19 +26,22 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from engine.cluster.bodies import LABEL, TASK_LABEL, Node, create_body, grace, host_ports
+import msgspec
+
+from engine.cluster.bodies import LABEL, TASK_LABEL, Node, create_body, grace, host_ports, wanted_networks
 from engine.cluster.delivery import Deliveries
 from engine.cluster.parts import Parts
 from engine.cluster.pulling import Pulls
 from engine.cluster.tasks import Observed, SpecRecord, TaskSet
+from engine.cluster.views import NodeNetworks
 from engine.containers import removal
 from engine.containers.container import Container
 from engine.containers.health import HEALTHY, STARTING, UNHEALTHY
 from engine.containers.lifecycle import State
-from engine.errors import Conflict, EngineError, NotFound, NotModified, ServerError
+from engine.errors import Conflict, EngineError, NotFound, NotModified, ServerError, WrongState
 from engine.manager.messages import Assigned, Assignments, Status
 from engine.manager.states import TaskState
 from engine.system.tasks import spawn
@@ -52,6 +55,11 @@ REMOVALS = 8
 """Removals at one time."""
 AGAIN = 1.0, 30.0
 """Seconds until a stop or a removal that failed is tried again: at first, and at most."""
+
+WITHDRAWAL_LIMIT = 3.0
+"""Seconds that the managers may take to store that a task gets no more traffic."""
+WITHDRAWAL = 0.2
+"""Seconds from then until its signal, in which all nodes learn it."""
 
 END_LIMIT = 30.0
 """Seconds that tasks have to end beyond their grace period, when this node leaves."""
@@ -95,9 +103,21 @@ class _Task:
 class Executor:
     """All tasks of this node."""
 
-    def __init__(self, parts: Parts, node: Node, changed: Callable[[str], None]) -> None:
-        """`changed(task)` is called after each change of a task's status."""
+    def __init__(
+        self,
+        parts: Parts,
+        node: Node,
+        networks: NodeNetworks,
+        changed: Callable[[str, bool], None],
+        stored: Callable[[str], Awaitable[None]],
+    ) -> None:
+        """`changed(task, urgent)` is called after each change of a task's status; urgent ones
+        concern other nodes. `stored(task)` returns when the managers have stored the last one, or
+        cannot be reached.
+        """
         self._parts = parts
+        self._networks = networks
+        self._stored = stored
         self._containers = parts.containers
         self._node = node
         self._changed = changed
@@ -205,6 +225,17 @@ class Executor:
         """None when this node has no such task, or no container for it."""
         found = self._tasks.get(task)
         return None if found is None else self._find(found)
+
+    def task_of(self, container: str) -> Assigned | None:
+        """The task of a container that is about to start. Raises WrongState if it has ended: its
+        addresses may be another task's.
+        """
+        task = self._tasks.get(self._by_container.get(container, ""))
+        if task is None:
+            return None
+        if task.observed.state.ended and task.assigned.addresses:
+            raise WrongState(f"Container {container} belongs to the task {task.assigned.id}, which has ended")
+        return task.assigned
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -362,8 +393,10 @@ class Executor:
 
     async def _create(self, task: _Task, record: SpecRecord) -> Container:
         spec = record.spec
-        for network in spec.task_template.networks or spec.networks:
-            self._parts.networks.get(network.target)
+        for network in task.assigned.addresses:
+            await self._unless_superseded(task, self._networks.need(network))
+        for each in wanted_networks(spec):
+            self._parts.networks.get(each.target)
         body = create_body(
             task.assigned,
             spec,
@@ -458,7 +491,22 @@ class Executor:
                 return
         self._observe(task, TaskState.SHUTDOWN, "shutdown")
 
+    async def _withdraw(self, task: _Task) -> None:
+        """Have no more traffic led to a task of the swarm's networks, before it gets its signal."""
+        if not task.assigned.addresses or task.observed.state != TaskState.RUNNING or task.observed.withdrawn:
+            return
+        self._networks.withdrawn(task.assigned.id, True)
+        task.observed = msgspec.structs.replace(task.observed, withdrawn=True)
+        if not task.gone:  # then they have withdrawn it themselves
+            self._changed(task.assigned.id, True)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WITHDRAWAL_LIMIT):
+                    await self._stored(task.assigned.id)
+        await asyncio.sleep(WITHDRAWAL)
+
     async def _stop(self, task: _Task, container: Container) -> None:
+        if container.running:
+            await self._withdraw(task)
         record = self._set.spec(task.assigned)
         seconds = grace(record.spec) if record is not None else 10.0
         with contextlib.suppress(NotModified, NotFound):
@@ -480,6 +528,7 @@ class Executor:
                 task.stopping = task.unhealthy = False
                 return
             del self._tasks[task_id]
+            self._networks.withdrawn(task_id, False)
             self._by_container.pop(task.observed.container, None)
             if container is not None:
                 self._by_container.pop(container.id, None)
@@ -534,6 +583,7 @@ class Executor:
             "pid": before.pid,
             "exit_code": before.exit_code,
             "ports": before.ports,
+            "withdrawn": before.withdrawn,
         }
         task.observed = Observed(
             state=state,
@@ -542,8 +592,10 @@ class Executor:
             error=error,
             **{**fields, **known},
         )
+        if task.assigned.addresses:
+            self._networks.withdrawn(task.assigned.id, state > TaskState.RUNNING or task.observed.withdrawn)
         if not task.gone:
-            self._changed(task.assigned.id)
+            self._changed(task.assigned.id, bool(task.assigned.addresses) and state >= TaskState.RUNNING)
 
     def _fail(self, task: _Task, error: BaseException) -> None:
         """Before the start it is rejected: another node may do better."""

@@ -150,6 +150,11 @@ class Membership:
         return self._state.phase
 
     @property
+    def node(self) -> str:
+        """Its id; "" while it has none."""
+        return self._state.node
+
+    @property
     def state(self) -> str:
         """LocalNodeState of /info."""
         return LOCAL_STATES[self.phase]
@@ -726,6 +731,7 @@ class Membership:
             directory=self._directory.path,
             socket=self._run / "manager.sock",
             advertise=split(state.advertise)[0] if state.advertise else "",
+            data_path=state.data_path,
             manager_address=state.address,
             peers=state.managers,
             epoch=state.epoch,

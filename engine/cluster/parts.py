@@ -11,6 +11,7 @@ from engine.events import EventLog
 from engine.facts import Counts, Host
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
+from engine.networks.attachments import Attachments
 from engine.networks.networks import Networks
 from engine.storage.records import Records
 from engine.volumes.store import VolumeStore
@@ -26,6 +27,7 @@ class Parts:
     images: ImageStore
     remote: Remote
     networks: Networks
+    attachments: Attachments
     volumes: VolumeStore
     events: EventLog
     host: Host

@@ -89,6 +89,8 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     socket: Path
     advertise: str = ""
     """Address without port that the operator gave; "" for the one that managers see."""
+    data_path: str = ""
+    """Address of VXLAN packets that the operator gave; "" for `advertise`."""
     manager_address: str = ""
     """host:port that its manager is, or would be, reached at."""
     peers: tuple[Peer, ...] = ()

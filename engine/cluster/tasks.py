@@ -39,6 +39,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     pid: int = 0
     exit_code: int = 0
     ports: tuple[PortConfig, ...] = ()
+    withdrawn: bool = False
+    """It runs, and is about to be stopped: no traffic is led to it any more."""
 
     def status(self, task: str) -> Status:
         return Status(
@@ -51,7 +53,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
             pid=self.pid,
             exit_code=self.exit_code,
             ports=self.ports,
-            ready=self.state == TaskState.RUNNING,
+            ready=self.state == TaskState.RUNNING and not self.withdrawn,
         )
 
 

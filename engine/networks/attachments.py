@@ -32,7 +32,7 @@ from engine.network_rules import Address
 from engine.networks import endpoints, requested, sandboxes
 from engine.networks.drivers import error_context
 from engine.networks.endpoints import Assigned, Network, Sandbox
-from engine.networks.network import HOST, NONE
+from engine.networks.network import HOST, NONE, SWARM
 from engine.networks.networks import Networks
 from engine.networks.ports import Published
 from engine.networks.publishing import Publishing, Request, Target
@@ -45,6 +45,7 @@ _log = logging.getLogger(__name__)
 
 _NO_PORTS = Request()
 _NOT_ASSIGNED: Mapping[str, Assigned] = {}
+_NONE_ASSIGNED: Assigned = {}
 _NO_MACS: Mapping[str, str] = {}
 
 
@@ -64,10 +65,34 @@ class Joined(NamedTuple):
     """By network name."""
 
 
+class Lent(NamedTuple):
+    """What an endpoint gets on a network that several engines share."""
+
+    found: Network
+    addresses: Assigned
+
+
+class Lender(Protocol):
+    """Gives the endpoints of shared networks (those of a swarm) their addresses."""
+
+    async def lend(self, container_id: str, name: str, key: str, settings: EndpointSettings) -> Lent:
+        """For an endpoint that is about to be made; the network is among this engine's on return.
+        `key`: name or id of the network, which may be unknown here. Raises NotFound, Forbidden,
+        ServerError.
+        """
+        ...
+
+    def release(self, container_id: str, network_id: str) -> None:
+        """The endpoint was removed, or was not made. Does not block."""
+        ...
+
+
 class Attachments:
     """One engine's."""
 
     def __init__(self, networks: Networks) -> None:
+        self.lender: Lender | None = None
+        """While this engine is part of a swarm."""
         self._networks = networks
         self._drivers = networks.drivers
         self._in_thread = networks.workers.run
@@ -123,9 +148,12 @@ class Attachments:
         if container_id in self._sandboxes:
             await self.leave(container_id)
         order = sorted(wanted.items(), key=lambda item: item[0] != primary)
-        chosen = [(self._meant(key, settings), settings, assigned.get(key, {})) for key, settings in order]
         sandbox = Sandbox(container_id, name, servers, hostname)
         async with contextlib.AsyncExitStack() as undo:
+            chosen = []
+            for key, settings in order:
+                found, lent = await self._lent(container_id, name, key, settings, undo)
+                chosen.append((found, settings, assigned.get(key, lent)))
             plans = []
             for found, settings, addresses in chosen:
                 given = endpoints.allocate(found, settings, macs.get(found.record.name, ""), addresses)
@@ -158,6 +186,30 @@ class Attachments:
             self._appeared(found, sandbox)
         path = None if any(found.record.name == HOST for found, _ in plans) else _path(sandbox.namespace)
         return Joined(path, {found.record.name: sandbox.endpoints[found.record.id] for found, _ in plans})
+
+    async def _lent(
+        self, container_id: str, name: str, key: str, settings: EndpointSettings, undo: contextlib.AsyncExitStack
+    ) -> tuple[Network, Assigned]:
+        """The network of an entry in a container's settings, and the addresses that its lender has
+        given if it is a shared one.
+        """
+        try:
+            found = self._meant(key, settings)
+            if found.record.scope != SWARM:
+                return found, _NONE_ASSIGNED
+        except NotFound:
+            if self.lender is None:
+                raise
+        if self.lender is None:
+            raise ServerError(f"network {key}: it is a swarm's, and this node has left the swarm")
+        lent = await self.lender.lend(container_id, name, key, settings)
+        undo.callback(self.lender.release, container_id, lent.found.record.id)
+        return lent
+
+    def _return(self, container_id: str, found: Network) -> None:
+        """Its endpoint on the network is gone."""
+        if self.lender is not None and found.record.scope == SWARM:
+            self.lender.release(container_id, found.record.id)
 
     async def opened(self, container_id: str) -> tuple[Published, ...]:
         """Wait until the published ports of a container that has joined are open.
@@ -200,6 +252,7 @@ class Attachments:
                         self._disappeared(found, sandbox, settings)
                         if made and found.pools:
                             self._drivers.of(found).released(settings.endpoint_id)
+                        self._return(container_id, found)
 
     async def restore(
         self,
@@ -281,6 +334,16 @@ class Attachments:
         self._networks.check_endpoint(record.id, wanted)
         return endpoints.intent(wanted, record)
 
+    async def found(self, container_id: str, name: str, text: str, wanted: EndpointSettings) -> str:
+        """The id of a network that a container which does not run may join: one of this engine, or
+        of its swarm.
+
+        Raises NotFound, Forbidden, ServerError as `connect` does.
+        """
+        async with contextlib.AsyncExitStack() as undo:  # a shared network is only asked for
+            found, _ = await self._lent(container_id, name, text, wanted, undo)
+            return found.record.id
+
     def check_connected(self, container_id: str, text: str, among: Iterable[str]) -> str:
         """The network's name.
 
@@ -315,12 +378,14 @@ class Attachments:
         sandbox = self._sandbox(container_id)
         async with sandbox.lock:
             self._sandbox(container_id)
-            found = self._networks.get(text)
-            record = found.record
-            self.check(container_id, record.id, wanted, self._network_names(sandbox))
-            mac = requested.mac_address(wanted.mac_address, f"network {record.name}")
-            given = _with_names(found, sandbox, endpoints.allocate(found, wanted, mac, assigned))
+            with contextlib.suppress(NotFound):  # a network that its lender has to find
+                self.check(container_id, text, wanted, self._network_names(sandbox))
             async with contextlib.AsyncExitStack() as undo:
+                found, lent = await self._lent(container_id, sandbox.name, text, wanted, undo)
+                record = found.record
+                self.check(container_id, record.id, wanted, self._network_names(sandbox))
+                mac = requested.mac_address(wanted.mac_address, f"network {record.name}")
+                given = _with_names(found, sandbox, endpoints.allocate(found, wanted, mac, assigned or lent))
                 undo.callback(endpoints.release, found, given)
                 found.sandboxes[container_id] = sandbox
                 undo.callback(found.sandboxes.pop, container_id, None)
@@ -370,6 +435,7 @@ class Attachments:
                 await self._republish(sandbox)
             finally:
                 self._disappeared(found, sandbox, settings)
+                self._return(container_id, found)
             self._resolver.forward(container_id, self._leads_out(sandbox))
             try:
                 await self._reroute(sandbox, found, sandbox.endpoints.values())

@@ -19,7 +19,7 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ipaddress import IPv4Interface, ip_network
+from ipaddress import IPv4Interface, IPv4Network, ip_network
 from typing import TypeVar
 
 import msgspec
@@ -215,6 +215,19 @@ class Drivers:
         for found in networks:
             if found.link is not None:
                 self.bridges.replug(found, found.link)
+
+    def local_subnets(self) -> list[IPv4Network]:
+        """Subnets of this host's links, and those that it has routes to. Wide ones (/8) are left
+        out: they are routes of a whole site, which leave no room for anything else.
+        """
+        assert self._kernel is not None
+        found = set()
+        for first, last in host.taken(self._kernel):
+            size = last - first + 1
+            subnet = IPv4Network((first, 33 - size.bit_length()))
+            if 8 < subnet.prefixlen < 31 and not (subnet.is_link_local or subnet.is_loopback or subnet.is_multicast):
+                found.add(subnet)
+        return sorted(found)
 
     def make(self, made: Network, subnets: list[Subnet]) -> None:
         """The links of a new network, with a free subnet unless the user gave one.

@@ -55,6 +55,8 @@ _IPVLAN_FLAGS = ("bridge", "private", "vepa")
 IPVLAN = "ipvlan"
 OVERLAY = "overlay"
 """The driver of networks that span the nodes of a swarm."""
+SWARM = "swarm"
+"""The scope of networks that the engines of a swarm share."""
 CONFIGURATION = "null"
 """The driver that a configuration-only network shows."""
 
@@ -119,6 +121,8 @@ class Overlay(msgspec.Struct, frozen=True, kw_only=True):
     local: IPv4Address
     """The address by which the other nodes reach this one."""
     encrypted: bool = False
+    ingress: bool = False
+    """It leads to the ports that services publish."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

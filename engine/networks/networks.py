@@ -233,6 +233,12 @@ class Networks:
         """
         return [str(each.ip) for _, each in sorted(self.get(BRIDGE).gateways.items())]
 
+    async def local_subnets(self) -> tuple[str, ...]:
+        """IPv4 subnets of this host, other engines' and programs' too, without those of a swarm."""
+        shared = [pool.subnet for each in self.by_id.values() if each.overlay for pool in each.pools.values()]
+        found = await self.workers.run(self.drivers.local_subnets)
+        return tuple(str(each) for each in found if not any(other.overlaps(each) for other in shared))
+
     def driver_names(self) -> list[str]:
         """The drivers as Docker counts them: `null` is the network of containers without one."""
         return sorted((*self.drivers.names(), "host", "null"))

@@ -254,6 +254,10 @@ class Overlays:
     async def set_nodes(self, nodes: Mapping[str, IPv4Address]) -> None:
         """The data addresses of all nodes of the swarm, by id."""
 
+    async def features(self) -> tuple[str, ...]:
+        """What of a swarm's networks this host can do: overlay, esp, egress."""
+        return ("overlay",)
+
     async def mend(self) -> bool:
         """Compare with the kernel, and put back what other programs removed. Returns True if
         anything was missing.

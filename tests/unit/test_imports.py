@@ -86,7 +86,9 @@ LATE_IMPORTS = {
     ("engine/__main__.py", "engine.check"): "serve does not need it",
     ("engine/__main__.py", "engine.recovery"): "only hosts of managers have the packages of managers",
     ("engine/cluster/cluster.py", "engine.cluster.agent"): "a daemon outside of a swarm loads nothing of it",
+    ("engine/cluster/cluster.py", "engine.cluster.attaching"): "the same",
     ("engine/cluster/cluster.py", "engine.cluster.membership"): "the same",
+    ("engine/cluster/cluster.py", "engine.cluster.views"): "the same",
     ("engine/api/swarm_mode.py", "engine.api"): "an engine outside of a swarm does not load the handlers",
     ("engine/api/swarm_mode.py", "engine.api.versions"): "and the version rows of a swarm's objects",
 }

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,9 @@ import pytest
 
 from engine.cluster import agent as module
 from engine.cluster.agent import Agent
+from engine.cluster.attaching import Attaching
 from engine.cluster.state import Identity
+from engine.cluster.views import NodeNetworks
 from engine.config import Config
 from engine.errors import Forbidden, ServerError, Unavailable
 from engine.facts import Counts, Host
@@ -34,13 +36,22 @@ from engine.manager.messages import (
 from engine.manager.states import TaskState
 from engine.wire.services import ServiceSpec
 from tests.fakes.manager import FakeManager
+from tests.fakes.overlays import MemoryRecords, fake_networks
 
 
 class Executor:
     """Records its assignments, and reports the states that a test sets."""
 
-    def __init__(self, parts: Any, node: Any, changed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        parts: Any,
+        node: Any,
+        networks: NodeNetworks,
+        changed: Callable[[str, bool], None],
+        stored: Callable[[str], Awaitable[None]],
+    ) -> None:
         self.changed = changed
+        self.stored = stored
         self.assigned: list[Assignments] = []
         self.states: dict[str, TaskState] = {}
         self.saved: list[str] = []
@@ -70,9 +81,12 @@ class Executor:
         chosen = self.states if tasks is None else [each for each in tasks if each in self.states]
         return tuple(Status(task=each, state=int(self.states[each]), since=1) for each in chosen)
 
-    def set(self, task: str, state: TaskState) -> None:
+    def set(self, task: str, state: TaskState, urgent: bool = False) -> None:
         self.states[task] = state
-        self.changed(task)
+        self.changed(task, urgent)
+
+    def task_of(self, container: str) -> None:
+        return None
 
 
 class Site:
@@ -104,10 +118,20 @@ async def site(directory: Path, *, period: float = 0.05, role: str = "manager") 
         host=Host(name="h"),
         counts=Counts,
         volumes=SimpleNamespace(known_drivers=known_drivers, drivers=drivers),
+        networks=fake_networks(),
+        records=MemoryRecords(),
     )
+    networks = NodeNetworks(parts)
     sessions: list[Session] = []
     barred: list[str] = []
-    agent = Agent(parts, identity, on_session=sessions.append, on_barred=barred.append)
+    agent = Agent(
+        parts,
+        identity,
+        on_session=sessions.append,
+        on_barred=barred.append,
+        networks=networks,
+        attaching=Attaching(parts, networks),
+    )
     manager.epoch = 5
     await manager.open()
     try:

@@ -19,6 +19,7 @@ from engine.cluster.state import State
 from engine.config import Config
 from engine.errors import InvalidParameter, NoSwarm
 from engine.wire.swarm import InitRequest
+from tests.fakes.overlays import MemoryRecords, fake_networks
 
 LOADED = """
 import engine.daemon, sys
@@ -75,7 +76,12 @@ def test_a_verb_that_fails_leaves_another_one_its_membership(tmp_path: Path, mon
             raise InvalidParameter("ListenAddr")
 
     monkeypatch.setattr(membership, "Membership", Slow)
-    parts: Any = SimpleNamespace(config=Config(root=tmp_path, run=tmp_path))
+    parts: Any = SimpleNamespace(
+        config=Config(root=tmp_path, run=tmp_path),
+        networks=fake_networks(),
+        records=MemoryRecords(),
+        attachments=SimpleNamespace(lender=None),
+    )
     cluster = Cluster(parts)
 
     async def test() -> None:
@@ -88,5 +94,6 @@ def test_a_verb_that_fails_leaves_another_one_its_membership(tmp_path: Path, mon
         tries.release()
         assert await second == "n1"
         assert cluster.is_manager
+        assert parts.attachments.lender is not None
 
     asyncio.run(test())

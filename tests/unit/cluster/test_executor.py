@@ -20,6 +20,7 @@ import pytest
 from engine.cluster import executor as module
 from engine.cluster.bodies import TASK_LABEL, Node
 from engine.cluster.executor import Executor
+from engine.cluster.views import NodeNetworks
 from engine.containers import removal
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
@@ -28,6 +29,7 @@ from engine.manager.messages import Assigned, Assignments, Delivery
 from engine.manager.states import TaskState
 from engine.wire.services import ServiceSpec
 from engine.wire.tasks import ContainerSpec, SecretReference, TaskSpec
+from tests.fakes.overlays import fake_networks
 from tests.fakes.world import Engine, Killed, Records, World, check, run, world
 
 __all__ = ["world"]
@@ -59,11 +61,21 @@ class Site:
             config=engine.parts.config,
             networks=engine.networks,
         )
-        self.executor = Executor(parts, Node(id="n1", hostname="h", architecture="x86_64"), self.changed)
+        shared: Any = SimpleNamespace(networks=fake_networks(), records=parts.records)
+        self.networks = NodeNetworks(shared)
+        self.networks.node = "n1"
+        node = Node(id="n1", hostname="h", architecture="x86_64")
+        self.executor = Executor(parts, node, self.networks, self.changed, self.stored)
+        self.stored_ready: list[bool] = []
+        """What the managers have stored while a task waited for them."""
 
-    def changed(self, task: str) -> None:
+    def changed(self, task: str, urgent: bool) -> None:
         (status,) = self.executor.statuses([task])
         self.seen.append(TaskState(status.state))
+
+    async def stored(self, task: str) -> None:
+        (status,) = self.executor.statuses([task])
+        self.stored_ready.append(status.ready)
 
     @property
     def container(self) -> Container | None:

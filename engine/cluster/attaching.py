@@ -1,0 +1,276 @@
+"""Addresses of this node's containers on networks of the swarm: those of tasks, which the managers
+have sent with them, and those of plain containers on attachable networks, which are asked for.
+
+An attachment is a record of the managers. It holds the address of one plain container on one
+network, from before the container joins until it has left. It is kept on disk, so a daemon that
+starts knows what its containers use; each session tells the managers which attachments there still
+are, and the managers remove the others. A container that is restarted keeps its attachment, also
+while no manager can be reached.
+
+Owns:    the attachments; the records of the kind `swarm-attachment`.
+Threads: the event loop's.
+Raises:  the managers' kinds: NotFound (network), Forbidden (not attachable); ServerError when no
+         manager answers in time, or none has an address.
+Not here: endpoints (`networks/attachments.py`), the networks themselves (`views.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from engine.cluster.parts import Parts
+from engine.containers import settings as of_containers
+from engine.errors import EngineError, NotFound, ServerError
+from engine.manager.frames import Connection
+from engine.manager.messages import Assigned, Attach, Attached, Detach
+from engine.networks.attachments import Lent
+from engine.system.tasks import spawn
+from engine.system.threads import cancelled
+from engine.wire.containers import EndpointSettings
+
+if TYPE_CHECKING:
+    from engine.cluster.views import NodeNetworks
+
+ATTACH_LIMIT = 20.0
+"""Seconds until a container whose address does not come is refused."""
+VIEW_LIMIT = 10.0
+"""Seconds that the view of an attached network may take, which was sent before the answer."""
+LINGER = 2.0
+"""Seconds that an attachment is kept for the next run of its container."""
+BOOT_LINGER = 30.0
+"""The same for containers that did not run when the daemon started."""
+AGAIN = 2.0
+"""Seconds until a removal that failed is tried again."""
+
+_log = logging.getLogger(__name__)
+
+TaskOf = Callable[[str], Assigned | None]
+"""The task of a container, by the container's id. Raises WrongState if the task has ended."""
+
+
+class AttachmentRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    container: str
+    network: str
+    address: str
+    wanted: str = ""
+
+
+class Attaching:
+    """Lends addresses to endpoints on networks of the swarm (`networks.attachments.Lender`)."""
+
+    def __init__(self, parts: Parts, networks: NodeNetworks) -> None:
+        self._parts = parts
+        self._networks = networks
+        self._records = parts.records
+        self._rows = parts.records.table("swarm-attachment", AttachmentRow)
+        self._all: dict[str, AttachmentRow] = {}
+        self._of: dict[tuple[str, str], str] = {}
+        """Attachment by container and network."""
+        self._ends: dict[str, asyncio.TimerHandle] = {}
+        """Attachments whose container has left, until they are given back."""
+        self._returned: set[str] = set()
+        """Attachments that are given back as soon as a manager answers."""
+        self._returning: asyncio.Task[None] | None = None
+        self._connection: Connection | None = None
+        self._online = asyncio.Event()
+        self.task_of: TaskOf = lambda container: None
+
+    # --- life -------------------------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """At the daemon's start. Raises ServerError when a record cannot be decoded."""
+        self._all = self._rows.load()
+        self._of = {(row.container, row.network): each for each, row in self._all.items()}
+
+    def settle(self) -> None:
+        """The containers are restored: give back what none of them uses."""
+        for attachment, row in self._all.items():
+            container = self._parts.containers.find(row.container)
+            if container is None:
+                self._returned.add(attachment)
+            elif not container.running:
+                self._end_later(attachment, BOOT_LINGER)
+
+    def begin(self, connection: Connection) -> None:
+        """A session has begun, with `in_use`: the managers have removed all others."""
+        self._connection = connection
+        self._online.set()
+        self._give_back()
+
+    def lost(self) -> None:
+        """The session has ended."""
+        self._connection = None
+        self._online.clear()
+
+    def in_use(self) -> tuple[str, ...]:
+        """For `Hello.attachments`."""
+        return tuple(each for each in self._all if each not in self._returned)
+
+    async def close(self) -> None:
+        for handle in self._ends.values():
+            handle.cancel()
+        self._ends.clear()
+        if self._returning is not None:
+            await cancelled(self._returning)
+
+    async def clear(self) -> None:
+        """This node leaves the swarm: plain containers leave its networks, and stay."""
+        for row in [*self._all.values()]:
+            container = self._parts.containers.find(row.container)
+            if container is not None and any(
+                each.network_id == row.network for each in container.record.networks.values()
+            ):
+                try:
+                    await of_containers.disconnect(container, row.network)
+                except EngineError as error:
+                    _log.warning("container %s: leaving network %s: %s", row.container, row.network, error.message)
+        await self.close()
+        rows = [self._rows.delete(each) for each in self._all]
+        self._all.clear()
+        self._of.clear()
+        self._returned.clear()
+        await self._records.commit(*rows)
+
+    # --- what endpoints get -----------------------------------------------------------------------
+
+    async def lend(self, container_id: str, name: str, key: str, settings: EndpointSettings) -> Lent:
+        """The address of an endpoint that is about to be made on a network of the swarm, which is
+        on this node then. `key`: name or id of the network.
+        """
+        network = settings.network_id if self._networks.knows(settings.network_id) else self._networks.named(key)
+        task = self.task_of(container_id)
+        if task is not None and network in task.addresses:
+            found = await self._networks.need(network)
+            return Lent(found, {4: IPv4Address(task.addresses[network])})
+        wanted = settings.ipam_config.ipv4_address if settings.ipam_config is not None else ""
+        attachment = self._of.get((container_id, network), "")
+        if attachment and wanted not in ("", self._all[attachment].address):
+            await self._end(attachment)
+            attachment = ""
+        if not attachment:
+            aliases = dict.fromkeys((*(settings.aliases or ()), container_id[:12]))
+            ask = Attach(
+                network=network or key, container=container_id, name=name, aliases=tuple(aliases), address=wanted
+            )
+            attachment = await self._attach(ask)
+        self._keep(attachment)
+        row = self._all[attachment]
+        try:
+            async with asyncio.timeout(VIEW_LIMIT):
+                await self._networks.arrives(row.network)
+                found = await self._networks.need(row.network)
+        except TimeoutError:
+            self.release(container_id, row.network)
+            raise ServerError(f"network {key}: the managers have not sent its view") from None
+        except BaseException:
+            self.release(container_id, row.network)
+            raise
+        return Lent(found, {4: IPv4Address(row.address)})
+
+    def release(self, container_id: str, network_id: str) -> None:
+        """The endpoint was removed. Its address is kept for a moment, for a restart."""
+        attachment = self._of.get((container_id, network_id))
+        if attachment is not None:
+            self._end_later(attachment, LINGER)
+
+    # --- attachments ------------------------------------------------------------------------------
+
+    async def _attach(self, ask: Attach) -> str:
+        """A new attachment. A caller that is cancelled has it given back."""
+        asking = asyncio.ensure_future(self._ask(ask))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            asking.add_done_callback(self._not_wanted)
+            raise
+
+    def _not_wanted(self, asked: asyncio.Future[str]) -> None:
+        if not asked.cancelled() and asked.exception() is None:
+            self._return(asked.result())
+
+    async def _ask(self, ask: Attach) -> str:
+        try:
+            async with asyncio.timeout(ATTACH_LIMIT):
+                await self._online.wait()
+                assert self._connection is not None
+                answer = await self._connection.ask(ask, timeout=ATTACH_LIMIT)
+        except (TimeoutError, ConnectionError) as error:
+            raise ServerError(
+                f"network {ask.network}: no manager of the swarm has attached the container in time"
+            ) from error
+        if not isinstance(answer, Attached):
+            raise ServerError(f"network {ask.network}: the manager has answered with {type(answer).__name__}")
+        row = AttachmentRow(container=ask.container, network=answer.network, address=answer.address, wanted=ask.address)
+        self._all[answer.attachment] = row
+        self._of[row.container, row.network] = answer.attachment
+        try:
+            await self._records.commit(self._rows.put(answer.attachment, row))
+        except BaseException:
+            self._return(answer.attachment)
+            raise
+        return answer.attachment
+
+    def _keep(self, attachment: str) -> None:
+        """Its container uses it."""
+        self._returned.discard(attachment)
+        handle = self._ends.pop(attachment, None)
+        if handle is not None:
+            handle.cancel()
+
+    def _end_later(self, attachment: str, seconds: float) -> None:
+        self._keep(attachment)
+        self._ends[attachment] = asyncio.get_running_loop().call_later(seconds, self._return, attachment)
+
+    def _return(self, attachment: str) -> None:
+        """Give it back when a manager can be asked."""
+        self._ends.pop(attachment, None)
+        self._returned.add(attachment)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._returning is None and self._returned and self._connection is not None:
+            self._returning = spawn(self._give_all_back(), "swarm: attachments that are given back")
+
+    async def _give_all_back(self) -> None:
+        try:
+            while self._returned and self._connection is not None:
+                attachment = next(iter(self._returned))
+                try:
+                    await self._end(attachment)
+                except (EngineError, TimeoutError, ConnectionError) as error:
+                    _log.warning("attachment %s cannot be given back yet: %s", attachment, error)
+                    await asyncio.sleep(AGAIN)
+        finally:
+            self._returning = None
+
+    async def _end(self, attachment: str) -> None:
+        """Have the managers remove it. Raises EngineError, TimeoutError, ConnectionError."""
+        if self._connection is None:
+            raise ServerError("no manager of the swarm can be reached")
+        handle = self._ends.pop(attachment, None)
+        if handle is not None:
+            handle.cancel()
+        self._returned.add(attachment)  # nothing takes it up from here on
+        row = self._all.get(attachment)
+        if row is not None and self._of.get((row.container, row.network)) == attachment:
+            del self._of[row.container, row.network]
+        try:
+            with contextlib.suppress(NotFound):
+                await self._connection.ask(Detach(attachment=attachment), timeout=ATTACH_LIMIT)
+        except BaseException:
+            if row is not None:
+                self._of.setdefault((row.container, row.network), attachment)
+            raise
+        self._returned.discard(attachment)
+        if self._all.pop(attachment, None) is not None:
+            await self._records.commit(self._rows.delete(attachment))
+
+
+__all__ = ["Attaching", "TaskOf"]
