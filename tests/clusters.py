@@ -2,7 +2,7 @@
 
 The namespaces are on one bridge with the addresses 10.77.0.1, 10.77.0.2 …, which are never routed.
 Links between them can be cut in each direction. Like `harness`, this sees engines from outside
-only.
+only. `packets` looks into their networks.
 """
 
 from __future__ import annotations
@@ -21,12 +21,36 @@ from typing import Any
 from urllib.parse import quote
 
 from engine.system import namespaces
-from tests import client
+from tests import client, packets
 from tests.harness import TempEngine, kill_and_wait, until
 
 NET = "10.77.0"
+SECOND = 1_000_000_000
 VERSION = "1.44"
 """API version of the requests here, unless a test asks in another one."""
+
+WEB = """
+mkdir -p /tmp/w/cgi-bin; cd /tmp/w; hostname > index.html
+printf '#!/bin/sh\nprintf "Content-Type: text/plain\\\\r\\\\n\\\\r\\\\n$REMOTE_ADDR"\n' > cgi-bin/who
+chmod +x cgi-bin/who
+nc -ll -p 81 -e cat &
+nc -ll -p 82 -e cat /dev/zero &
+"""
+SERVER = ("sh", "-c", f"{WEB} exec httpd -f -p 80 -h /tmp/w")
+"""Answers / on port 80 with its host name and /cgi-bin/who with its peer's address; echoes on port
+81; sends zeros on port 82.
+"""
+DRAINING = ("sh", "-c", f"trap 'sleep 1; exit 0' TERM; {WEB} httpd -f -p 80 -h /tmp/w & wait")
+"""The same, and serves for another second after SIGTERM. Needs a StopGracePeriod."""
+LISTENS = {
+    "Test": ["CMD-SHELL", "wget -q -O /dev/null http://127.0.0.1/"],
+    "Interval": 30 * SECOND,
+    "Timeout": 20 * SECOND,
+    "StartPeriod": 60 * SECOND,
+    "StartInterval": SECOND // 5,
+    "Retries": 3,
+}
+"""A Healthcheck of both, so that a task is running when it listens."""
 
 
 def run(*command: str) -> str:
@@ -35,10 +59,10 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-class Node(TempEngine):
-    """One engine on a host of its own."""
+class Host:
+    """A network namespace on the bridge."""
 
-    def __init__(self, number: int, bridge: str, *arguments: str) -> None:
+    def __init__(self, number: int, bridge: str) -> None:
         """`number`, from 1, is the last byte of the host's address."""
         self.address = f"{NET}.{number}"
         with namespaces.new_network() as self.namespace:
@@ -53,22 +77,64 @@ class Node(TempEngine):
             f"ip address add {self.address}/24 dev eth0",
         ):
             self.inside(*command.split())
-        # Hosts of one machine have one host name unless they are told apart here.
-        super().__init__(*arguments, within=("nsenter", f"--net={self.place}"))
-        self.node_id = ""
 
     def inside(self, *command: str) -> str:
         """Run a command in the network namespace of this host."""
         return run("nsenter", f"--net={self.place}", *command)
+
+    def remove(self) -> None:
+        with contextlib.suppress(AssertionError):
+            run("ip", "link", "delete", self.link)
+        os.close(self.namespace)
+
+    # --- its link ---------------------------------------------------------------------------------
+
+    def unplug(self) -> None:
+        run("ip", "link", "set", self.link, "down")
+
+    def plug(self) -> None:
+        run("ip", "link", "set", self.link, "up")
+
+    def drop_from(self, *others: Host, share: float = 1.0) -> None:
+        """Drop what comes from these hosts, or a share of it, until `heal`."""
+        rules = ["add table inet cut", "add chain inet cut in { type filter hook input priority -300; }"]
+        chance = "" if share >= 1 else f"numgen random mod 100 < {round(share * 100)} "
+        rules += [f"add rule inet cut in ip saddr {other.address} {chance}drop" for other in others]
+        self._nft("; ".join(rules))
+
+    def heal(self) -> None:
+        with contextlib.suppress(AssertionError):  # nothing was cut
+            self._nft("delete table inet cut")
+
+    def _nft(self, rules: str) -> None:
+        """Through libnftables, as the program may not be installed."""
+        script = (
+            "import ctypes, sys; nft = ctypes.CDLL('libnftables.so.1'); nft.nft_ctx_new.restype = ctypes.c_void_p;"
+            "sys.exit(nft.nft_run_cmd_from_buffer(ctypes.c_void_p(nft.nft_ctx_new(0)), sys.argv[1].encode()) != 0)"
+        )
+        self.inside("python3", "-c", script, rules)
+
+
+class Node(Host, TempEngine):
+    """One engine on a host of its own."""
+
+    def __init__(self, number: int, bridge: str, *arguments: str) -> None:
+        """`number` as of `Host`; `arguments` for `serve`."""
+        Host.__init__(self, number, bridge)
+        TempEngine.__init__(self, *arguments, within=("nsenter", f"--net={self.place}"))
+        self.node_id = ""
 
     def close(self) -> None:
         """As `TempEngine.close`, and removes the host."""
         try:
             super().close()
         finally:
-            with contextlib.suppress(AssertionError):
-                run("ip", "link", "delete", self.link)
-            os.close(self.namespace)
+            self.remove()
+
+    def assert_gone(self) -> None:
+        """As `TempEngine.assert_gone`, and the host has no link but its own."""
+        super().assert_gone()
+        until("no link of networks is left", lambda: packets.link_names(self.place) == {"lo", "eth0"})
 
     # --- its swarm --------------------------------------------------------------------------------
 
@@ -193,6 +259,43 @@ class Node(TempEngine):
         found = self.ask("GET", "/containers/json?filters=" + quote('{"label":["com.docker.swarm.task.id"]}'))
         return {entry["Labels"]["com.docker.swarm.task.id"]: entry for entry in found}
 
+    # --- its networks -----------------------------------------------------------------------------
+
+    def network(self, name: str, **fields: Any) -> str:
+        """Create an overlay network; returns its id."""
+        body = {"Name": name, "Driver": "overlay", "CheckDuplicate": True} | fields
+        return str(self.ask("POST", "/networks/create", body, status=201)["Id"])
+
+    def virtual_address(self, service: str, network: str) -> str:
+        """Of a service on the network with this id."""
+
+        def found() -> str:
+            endpoint = self.ask("GET", f"/services/{service}").get("Endpoint") or {}
+            known = {each["NetworkID"]: each["Addr"] for each in endpoint.get("VirtualIPs") or ()}
+            return str(known.get(network, "")).partition("/")[0]
+
+        return str(until(f"{service} has an address on {network}", found))
+
+    def pid_of(self, task: Any) -> int:
+        """Pid of a task's container on this host, as every process here sees it."""
+        return int(self.inspect(self.task_containers()[task["ID"]]["Id"])["State"]["Pid"])
+
+    def place_of(self, task: Any) -> str:
+        """Path of the network namespace of a task on this host."""
+        return f"/proc/{self.pid_of(task)}/ns/net"
+
+    def overlays(self) -> dict[int, str]:
+        """Paths of the namespaces of overlay networks here, by VNI, as daemon and monitor hold
+        them.
+        """
+        found = {}
+        for pid in (self.pid, self.monitor_pid()):
+            for place in packets.held_namespaces(pid):
+                for link in packets.links(place):
+                    if (vni := link.get("linkinfo", {}).get("info_data", {}).get("id")) is not None:
+                        found.setdefault(int(vni), place)
+        return found
+
     # --- its processes ----------------------------------------------------------------------------
 
     def manager_pid(self) -> int:
@@ -243,32 +346,13 @@ class Node(TempEngine):
         self._demolish()
         shutil.rmtree(self.run)
 
-    # --- its link ---------------------------------------------------------------------------------
 
-    def unplug(self) -> None:
-        run("ip", "link", "set", self.link, "down")
-
-    def plug(self) -> None:
-        run("ip", "link", "set", self.link, "up")
-
-    def drop_from(self, *others: Node, share: float = 1.0) -> None:
-        """Drop what comes from these hosts, or a share of it, until `heal`."""
-        rules = ["add table inet cut", "add chain inet cut in { type filter hook input priority -300; }"]
-        chance = "" if share >= 1 else f"numgen random mod 100 < {round(share * 100)} "
-        rules += [f"add rule inet cut in ip saddr {other.address} {chance}drop" for other in others]
-        self._nft("; ".join(rules))
-
-    def heal(self) -> None:
-        with contextlib.suppress(AssertionError):  # nothing was cut
-            self._nft("delete table inet cut")
-
-    def _nft(self, rules: str) -> None:
-        """Through libnftables, as the program may not be installed."""
-        script = (
-            "import ctypes, sys; nft = ctypes.CDLL('libnftables.so.1'); nft.nft_ctx_new.restype = ctypes.c_void_p;"
-            "sys.exit(nft.nft_run_cmd_from_buffer(ctypes.c_void_p(nft.nft_ctx_new(0)), sys.argv[1].encode()) != 0)"
-        )
-        self.inside("python3", "-c", script, rules)
+def address_of(task: Any, network: str) -> str:
+    """A task's address on the network with this id or name; "" without one."""
+    for each in task.get("NetworksAttachments") or ():
+        if network in (each["Network"]["ID"], each["Network"]["Spec"]["Name"]):
+            return str(each["Addresses"][0]).partition("/")[0]
+    return ""
 
 
 class Cluster:
@@ -280,6 +364,7 @@ class Cluster:
         run("ip", "link", "add", self.bridge, "type", "bridge", "forward_delay", "0")
         run("ip", "link", "set", self.bridge, "up")
         self.nodes: list[Node] = []
+        self._outside: list[Host] = []
         try:
             for number in range(1, count + 1):
                 self.nodes.append(Node(number, self.bridge, *arguments))
@@ -312,6 +397,16 @@ class Cluster:
         for node in self.nodes[managers:]:
             node.join(first)
         return first
+
+    def outside(self) -> Host:
+        """Another host on the bridge, without an engine."""
+        if not self._outside:
+            self._outside.append(Host(100, self.bridge))
+        return self._outside[0]
+
+    def node_of(self, task: Any) -> Node:
+        """The node that a task is on."""
+        return next(node for node in self.nodes if node.node_id == task["NodeID"])
 
     def leader(self, of: Iterable[Node] | None = None) -> Node:
         """The node that leads, as the first that answers says."""
@@ -347,9 +442,11 @@ class Cluster:
                 node.close()
             except BaseException as error:
                 failures.append(error)
+        for host in self._outside:
+            host.remove()
         run("ip", "link", "delete", self.bridge)
         if failures:
             raise failures[0]
 
 
-__all__ = ["NET", "VERSION", "Cluster", "Node", "client", "run"]
+__all__ = ["DRAINING", "LISTENS", "NET", "SERVER", "VERSION", "Cluster", "Host", "Node", "client", "run"]

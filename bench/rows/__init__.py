@@ -21,6 +21,7 @@ from bench.rows import (
     simulated,
     streams,
     swarm,
+    swarm_networks,
 )
 from bench.rows.images import Material
 
@@ -44,5 +45,6 @@ def jobs(size: Size, material: Material) -> list[Job]:
         *daemons.dense(size),
         *reads.many(size),
         *swarm.jobs(size),
+        *swarm_networks.jobs(size),
         *simulated.jobs(size),
     ]
