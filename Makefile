@@ -13,12 +13,13 @@ build:
 demo: build
 	@.venv/bin/python -m tests.demo
 
-# A process per core, four at most, with a network namespace each. ARGS are pytest's:
+# One process more than cores, as tests wait for half of their time, but four at most. Each has a
+# network namespace of its own. ARGS are pytest's:
 #   make test ARGS="-k attach"
 test:
 	@.ci/prepare test
 	@.ci/cgroups
-	@.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile --skips declared $(ARGS)
+	@.venv/bin/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --skips declared $(ARGS)
 
 # The tests in a virtual machine with Debian's kernel, cgroup v2 and AppArmor. ARGS are parts:
 # make test-vm ARGS="unit"

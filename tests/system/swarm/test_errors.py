@@ -275,9 +275,13 @@ def test_nodes(cluster: Cluster, version: str) -> None:
 
 
 def test_quorum(cluster: Cluster) -> None:
-    """What is refused without it, and lest it be lost. Ends the swarm of this module."""
+    """What is refused without it, and lest it be lost; containers go on, and with one of two lost
+    managers back all works again. Ends the swarm of this module.
+    """
     manager, other, third = cluster[0], cluster[1], cluster[3]
     third.join(manager, manager=True)
+    manager.service("steady", replicas=4)
+    manager.until_running("steady", 4)
 
     def demoted(node: Node) -> tuple[str, Any]:
         shown = manager.ask("GET", f"/nodes/{node.node_id}", timeout=30)
@@ -291,6 +295,7 @@ def test_quorum(cluster: Cluster) -> None:
     try:
         until("the other manager is missed", lambda: reachability(other) == "unreachable")
         refused(manager, "POST", *demoted(third), 500, "loss of quorum", other.node_id)
+        before = [set(node.task_containers()) for node in cluster.nodes]
         third.unplug()
         try:
             began = time.monotonic()
@@ -300,15 +305,23 @@ def test_quorum(cluster: Cluster) -> None:
             answer = manager.request("GET", f"/v1.44/nodes/{other.node_id}", timeout=30)
             assert answer.status == 200 and json.loads(answer.body)["ID"] == other.node_id
             assert any(name.lower() == "warning" and value.startswith("110 ") for name, value in answer.headers.items())
+            assert [set(node.task_containers()) for node in cluster.nodes] == before
         finally:
             third.plug()
+
+        again = minimal("again")  # on a node that is not away
+        again["TaskTemplate"] = {
+            "ContainerSpec": {"Image": "busybox", "Command": ["sleep", "100000"], "StopGracePeriod": 0},
+            "Placement": {"Constraints": [f"node.id=={manager.node_id}"]},
+        }
+
+        def created() -> bool:
+            return manager.request("POST", "/v1.44/services/create", again, timeout=30).status == 201
+
+        until("the swarm writes again", created)
+        until("its task runs", lambda: manager.running("again"))
     finally:
         other.plug()
-
-    def created() -> bool:
-        return manager.request("POST", "/v1.44/services/create", minimal("again"), timeout=30).status == 201
-
-    until("the swarm writes again", created)
     until("both are back", lambda: {reachability(third), reachability(other)} == {"reachable"})
     for node in (third, other):
         manager.update_node(node.node_id, Role="worker")
