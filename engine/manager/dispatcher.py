@@ -8,7 +8,8 @@ the views of its networks and its assignments, whole and then as they change, an
 Liveness. Beats are kept in memory: nothing of them is stored. A node whose connection broke, or
 whose beats stopped, is
 
-- `disconnected` in its record 3 s after its connection broke without another session anywhere,
+- `disconnected` in its record 3 s after its connection broke without another session anywhere, and
+  while its host has acknowledged no packet for 3 s, if there are networks for which that matters,
 - `down` after three periods without a beat, and its tasks are replaced then.
 
 Sessions that this manager ends itself (quorum lost, more than its share of agents, the end of the
@@ -67,8 +68,15 @@ RETURN = 6
 """Periods that all nodes have to come back after a time without quorum."""
 SUSPECT = 3.0
 """Seconds after a connection broke until its node is disconnected."""
+UNEASY = 1.2
+"""Seconds of silence after which a node's host is sent something that TCP repeats soon."""
 TICK = 0.25
 """Seconds between two looks at all sessions."""
+TURNS = 4
+PER_TURN = 500
+"""The links of so many sessions are looked at with each look, and of all of them in four looks at
+most: that takes 6 us for each.
+"""
 LATE = 1.0
 """A look that comes this many seconds too late shows that the process was stopped."""
 QUORUM = 3.0
@@ -105,6 +113,7 @@ class _Session:
     """One agent that is connected."""
 
     __slots__ = (
+        "asked",
         "assigned",
         "connection",
         "dirty",
@@ -114,8 +123,10 @@ class _Session:
         "last",
         "node",
         "period",
+        "silent",
         "terms",
         "unread",
+        "watched",
     )
 
     def __init__(self, id: str, identity: Identity, connection: Connection, period: float, now: float) -> None:
@@ -134,6 +145,12 @@ class _Session:
         self.terms: messages.Session | None = None
         self.unread = 0.0
         """Since when the agent does not read; 0 while it does."""
+        self.watched = False
+        """Its connection shows a lost link."""
+        self.silent = False
+        """Its link seems to be lost."""
+        self.asked = False
+        """It was sent something to acknowledge, since its host was heard last."""
 
     @property
     def local(self) -> bool:
@@ -181,6 +198,10 @@ class Dispatcher:
         """When etcd last gave an answer that needs quorum."""
         self._writing: asyncio.Task[None] | None = None
         """The write of states of nodes."""
+        self._doubted: dict[str, _Session] = {}
+        """Whose link was lost or came back, which their records do not say yet."""
+        self._doubting: asyncio.Task[None] | None = None
+        """The write of that."""
         self._dirty: set[_Session] = set()
         self._wake = asyncio.Event()
         self._terms_of_all = False
@@ -460,6 +481,7 @@ class Dispatcher:
 
     async def _look_at_all(self) -> None:
         before = self._clock.monotonic()
+        turn = 0
         while True:
             await self._clock.sleep(TICK)
             now = self._clock.monotonic()
@@ -469,8 +491,15 @@ class Dispatcher:
             before = now
             if self._views.due:
                 self._wake.set()
-            for session in list(self._sessions.values()):
+            sessions = list(self._sessions.values())
+            for session in sessions:
                 self._look_at(session, now)
+            turn += 1
+            turns = min(TURNS, 1 + len(sessions) // PER_TURN)
+            for session in sessions[turn % turns :: turns]:
+                self._listen_to(session)
+            if self._doubted and (self._doubting is None or self._doubting.done()) and not self.refuses:
+                self._doubting = spawn(self._write_doubts(), "manager: links of nodes")
             free = self._writing is None or self._writing.done()
             if self._absent and free and not self.refuses and now - self._answered < FRESH:
                 # not awaited: it takes up to 20 s when quorum is lost now
@@ -486,6 +515,47 @@ class Dispatcher:
             self._absent[session.node].since = session.last
         elif session.unread and now - session.unread > UNREAD:
             session.connection.abort(f"node {session.node} does not read")
+
+    def _listen_to(self, session: _Session) -> None:
+        """See whether the link to a node is there, if it has endpoints of networks."""
+        if not session.watched:
+            if not session.local and self._views.concerns(session.node):
+                session.connection.watch_closely()
+                session.watched = True
+            return
+        silence = session.connection.silence
+        if silence > UNEASY and not session.asked:
+            session.connection.write(Beat())
+        session.asked = silence > UNEASY
+        silent = silence > SUSPECT
+        if silent != session.silent:
+            session.silent = silent
+            self._doubted[session.node] = session
+
+    async def _write_doubts(self) -> None:
+        """Write which nodes' links are lost or back. What fails is tried again at the next look."""
+        doubted, self._doubted = self._doubted, {}
+        groups: list[_Group] = []
+        for node, session in doubted.items():
+            entry = self._store.get(records.NODE_DATA, node)
+            if entry is None or entry.record.session != session.id or self._sessions.get(node) is not session:
+                continue
+            state = NodeState.DISCONNECTED if session.silent else NodeState.READY
+            if entry.record.state == state:
+                continue
+            message = "its host does not answer" if session.silent else ""
+            new = msgspec.structs.replace(entry.record, state=state, message=message, since=self._clock.now())
+            compares = (Compare(records.NODE_DATA, node, entry.revision),)
+            groups.append(((Put(records.NODE_DATA, node, new),), compares))
+        if not groups:
+            return
+        try:
+            done = await self._store.commit_many(groups)
+        except EngineError as error:
+            _log.warning("links of nodes: %s", error.message)
+            done = []
+        if not all(done) or not done:
+            self._doubted = doubted | self._doubted
 
     async def _write_absent(self, now: float) -> None:
         """Write the states that follow from the absence of nodes."""

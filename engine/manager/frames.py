@@ -25,6 +25,7 @@ import asyncio
 import itertools
 import logging
 import socket
+import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -59,6 +60,9 @@ LONGEST_LINE = 300
 """Lines in the log about messages of one connection, and characters of one: no peer fills it."""
 
 ALPN = "engined-swarm/1"
+
+_LAST_RECEIVED = struct.Struct("=52xII")
+"""tcpi_last_data_recv and tcpi_last_ack_recv of struct tcp_info (linux/tcp.h): milliseconds."""
 
 Serve = Callable[["Connection", Message], Awaitable[None]]
 
@@ -147,6 +151,31 @@ class Connection:
     def backlog(self) -> int:
         """Bytes that are written and not sent."""
         return 0 if self.closed.is_set() else self.writer.transport.get_write_buffer_size()
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the kernel has heard of the peer's host, be it an acknowledgement alone; 0
+        on a Unix socket. See `watch_closely`.
+        """
+        sock = self.writer.get_extra_info("socket")
+        if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return 0.0
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_RECEIVED.size)
+        except OSError:  # it has ended
+            return 0.0
+        since: tuple[int, int] = _LAST_RECEIVED.unpack(info)
+        return min(since) / 1000
+
+    def watch_closely(self) -> None:
+        """Have the kernel ask for an acknowledgement each second, so that `silence` shows a lost
+        link. That costs the kernel a packet, and this process nothing.
+        """
+        sock = self.writer.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
 
     # --- reading ----------------------------------------------------------------------------------
 

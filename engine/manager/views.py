@@ -564,6 +564,10 @@ class NetworkViews:
                 ports=ports,
             )
 
+    def concerns(self, node: str) -> bool:
+        """The node has endpoints."""
+        return node in self._needs
+
     # --- what an agent is sent --------------------------------------------------------------------
 
     def _wanted(self, node: str) -> list[_Network]:

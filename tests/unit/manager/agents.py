@@ -251,10 +251,16 @@ class _From(Connection):
     """A connection that seems to come from an address."""
 
     address = ""
+    quiet = 0.0
+    """Seconds since its host acknowledged a packet."""
 
     @property
     def peer(self) -> str:
         return self.address
+
+    @property
+    def silence(self) -> float:
+        return self.quiet
 
 
 def status(task: str, state: TaskState, **more: Any) -> Status:

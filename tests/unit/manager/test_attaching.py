@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from engine.errors import Forbidden, InvalidParameter, NotFound, ServerError, Unavailable
-from engine.manager import attaching, messages, records
+from engine.manager import attaching, dispatcher, messages, records
 from engine.manager.messages import Attach, Attached, Detach, Done
 from engine.manager.records import AttachmentRecord, Claim
 from engine.manager.states import TaskState
 from engine.manager.store import Delete, Event, Put, Store
 from tests.fakes.clock import FakeClock
-from tests.unit.manager.agents import Agent, cluster, status
+from tests.unit.manager.agents import Agent, cluster, node_state, status
 from tests.unit.manager.test_dispatcher import World, world
 from tests.unit.manager.test_views import network, on, running
 
@@ -122,6 +122,33 @@ async def test_a_withdrawal_is_not_waited_with(store: Store, clock: FakeClock) -
         kept = store.record(records.TASK_STATUS, "t1")
         assert kept is not None
         assert not kept.ready
+
+
+async def test_a_link_that_is_lost_takes_the_node_out_before_it_is_down(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        await attachable(w)
+        await store.commit([Put(records.TASKS, f"t{n}", on("a", node=f"n{n}", number=n)) for n in (1, 2)])
+        agents = [await w.agent(f"n{n}", status(f"t{n}", TaskState.RUNNING, ready=True)) for n in (1, 2)]
+        await w.until(lambda: agents[0].networks["a"].ready == {"t1", "t2"})
+        await w.passes(0.5)
+        beats = agents[1].beats
+        agents[1].there.quiet = dispatcher.UNEASY + 0.1
+        await w.until(lambda: agents[1].beats > beats)  # it is sent something
+        agents[1].there.quiet = dispatcher.SUSPECT + 0.1
+        await w.until(lambda: agents[0].networks["a"].ready == {"t1"}, 0.5)
+        assert node_state(store, "n2") == "disconnected"
+        agents[1].there.quiet = 0.5
+        await w.until(lambda: agents[0].networks["a"].ready == {"t1", "t2"}, 0.5)
+        assert node_state(store, "n2") == "ready"
+        assert agents[1].bye is None
+
+
+async def test_links_are_not_watched_without_networks(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        agent = await w.agent()
+        agent.there.quiet = 10
+        await w.passes(3)
+        assert node_state(store, "n1") == "ready"
 
 
 # --- attachments ----------------------------------------------------------------------------------
