@@ -54,7 +54,7 @@ Serve = Callable[[Connection, Message, Identity | None], Awaitable[None]]
 OPEN = (messages.FetchRoot, messages.Join, messages.Renew)
 """Served without a certificate."""
 OF_MANAGERS = (messages.AddMember, messages.PromoteMember, messages.RemoveMember, messages.ReadLogs)
-OF_NODES = (messages.Hello, messages.Statuses, messages.LeaveSwarm)
+OF_NODES = (messages.Hello, messages.Statuses, messages.Attach, messages.Detach, messages.LeaveSwarm)
 """All others are for the Unix socket of the own daemon."""
 
 _log = logging.getLogger(__name__)
