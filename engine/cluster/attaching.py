@@ -46,6 +46,8 @@ LINGER = 2.0
 """Seconds that an attachment is kept for the next run of its container."""
 BOOT_LINGER = 30.0
 """The same for containers that did not run when the daemon started."""
+LEAVE_LIMIT = 5.0
+"""Seconds in which all are given back by a node that leaves."""
 AGAIN = 2.0
 """Seconds until a removal that failed is tried again."""
 
@@ -131,6 +133,12 @@ class Attaching:
                     await of_containers.disconnect(container, row.network)
                 except EngineError as error:
                     _log.warning("container %s: leaving network %s: %s", row.container, row.network, error.message)
+        try:
+            async with asyncio.timeout(LEAVE_LIMIT):
+                for attachment in [*self._all]:
+                    await self._end(attachment)
+        except (EngineError, TimeoutError, ConnectionError) as error:
+            _log.warning("not all attachments could be given back to the swarm: %s", error)
         await self.close()
         rows = [self._rows.delete(each) for each in self._all]
         self._all.clear()
