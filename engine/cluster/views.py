@@ -641,7 +641,7 @@ class NodeNetworks:
         own = (found.name, *found.aliases)
         return {
             service: Names(own, ready if virtual is None else (virtual,), virtual is None),
-            tasks: Names((f"tasks.{found.name}",), ready, True),
+            tasks: Names(tuple(f"tasks.{each}" for each in own), ready, True),
         }
 
     def _endpoint_names(self, network: _Network, endpoint: str) -> Names | None:

@@ -527,6 +527,8 @@ class Attachments:
         """Forget an endpoint that is gone, or is about to go with its namespace."""
         found.sandboxes.pop(sandbox.container_id, None)
         self._names.remove(settings.endpoint_id)
+        if found.overlay is not None:
+            self._networks.overlays.ended(found.record.id, endpoints.addresses(settings))
         endpoints.release(found, settings)
         found.generation += 1
         self._networks.publish(found, "disconnect", container=sandbox.container_id)
@@ -545,10 +547,10 @@ class Attachments:
     def _add_names(self, found: Network, sandbox: Sandbox) -> None:
         """Containers on a user-defined network find one another by name and aliases.
 
-        Predefined networks have no names.
+        Predefined networks and a swarm's ingress network have no names.
         """
         settings = sandbox.endpoints[found.record.id]
-        if found.record.predefined:
+        if not _has_names(found):
             return
         links = (text.partition(":") for text in settings.links or ())
         self._names.add(
@@ -567,7 +569,7 @@ class Attachments:
 
         Raises ServerError.
         """
-        named = any(not self._networks.by_id[each].record.predefined for each in sandbox.endpoints)
+        named = any(_has_names(self._networks.by_id[each]) for each in sandbox.endpoints)
         if named and sandbox.namespace >= 0:
             await self._resolver.open_for(
                 sandbox.container_id,
@@ -603,9 +605,13 @@ class Attachments:
         return [self._networks.by_id[each].record.name for each in sandbox.endpoints]
 
 
+def _has_names(found: Network) -> bool:
+    return not found.record.predefined and not (found.overlay is not None and found.overlay.ingress)
+
+
 def _with_names(found: Network, sandbox: Sandbox, settings: EndpointSettings) -> EndpointSettings:
-    """The settings with the names of the endpoint. There are none on a predefined network."""
-    if found.record.predefined:
+    """The settings with the names of the endpoint."""
+    if not _has_names(found):
         return settings
     return endpoints.with_names(settings, sandbox.container_id, sandbox.name, sandbox.hostname)
 

@@ -32,7 +32,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv6Address
 
 from engine.networks import slots
 from engine.system import namespaces, netfilter
@@ -131,10 +131,15 @@ class Balance:
         with self._lock:
             self._forget([each.packed for each in backends if not self._uses[each.packed]], socket.IPPROTO_UDP)
 
-    def forget(self, addresses: Iterable[IPv4Address]) -> None:
+    @property
+    def balances(self) -> bool:
+        """True if there are services."""
+        return bool(self._slots)
+
+    def forget(self, addresses: Iterable[IPv4Address | IPv6Address]) -> None:
         """Forget all connections of endpoints that have gone. Kernel errors are logged."""
         with self._lock:
-            self._forget([each.packed for each in addresses])
+            self._forget([each.packed for each in addresses if each.version == 4])
 
     def _forget(self, addresses: Sequence[bytes], protocol: int = 0) -> None:
         if not addresses or self._closed:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from ipaddress import IPv4Address
-from typing import Protocol
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any, Protocol
 
 import msgspec
 
@@ -80,7 +80,7 @@ class Overlays:
         self._in_thread = workers.run
         self._names = names
         self._forgetting: set[asyncio.Task[None]] = set()
-        """UDP connections of withdrawn backends are forgotten a moment later."""
+        """Connections of backends that have gone are being forgotten."""
         self._all: dict[str, _Adopted] = {}
         self._adopting = asyncio.Lock()
         self.keeper: Keeper | None = None
@@ -221,14 +221,24 @@ class Overlays:
             except NetfilterError as error:
                 raise ServerError(f"network {known.found.record.name}: {error}") from error
         if withdrawn:
-            task = asyncio.ensure_future(self._forget_soon(known, withdrawn))
-            self._forgetting.add(task)
-            task.add_done_callback(self._forgetting.discard)
+            self._soon(self._move_datagrams(known, withdrawn))
 
-    async def _forget_soon(self, known: _Adopted, withdrawn: Collection[IPv4Address]) -> None:
-        """Let backends answer the datagrams that they have got already."""
-        await asyncio.sleep(ANSWER)
+    async def _move_datagrams(self, known: _Adopted, withdrawn: Collection[IPv4Address]) -> None:
+        await asyncio.sleep(ANSWER)  # for what the backends have got already
         await self._in_thread(known.balance.forget_datagrams, withdrawn)
+
+    def ended(self, network_id: str, addresses: Iterable[IPv4Address | IPv6Address]) -> None:
+        """A container of this host has left the network: connections to it end soon, instead of
+        waiting for answers.
+        """
+        known = self._all.get(network_id)
+        if known is not None and known.balance.balances:
+            self._soon(self._in_thread(known.balance.forget, [*addresses]))
+
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._forgetting.add(task)
+        task.add_done_callback(self._forgetting.discard)
 
     def set_names(self, network_id: str, put: Mapping[str, Names], gone: Collection[str]) -> None:
         """`put`: the id of a service, task or attachment → its names on the network.

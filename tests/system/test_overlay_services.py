@@ -17,11 +17,12 @@ from collections import Counter
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import pytest
 
 from engine.networks import balance
+from engine.networks.attachments import Lent
 from engine.networks.names import Names
 from engine.networks.network import NetworkRecord, Overlay
 from engine.system import links, namespaces, netfilter
@@ -49,9 +50,23 @@ WEB, OTHER, CLIENT = (IPv4Address(f"10.5.0.{at}") for at in (11, 12, 13))
 T = TypeVar("T")
 
 
+class Given(NamedTuple):
+    """A lender of one address, in place of the managers."""
+
+    engine: Engine
+    address: IPv4Address
+
+    async def lend(self, container_id: str, name: str, key: str, settings: EndpointSettings) -> Lent:
+        return Lent(self.engine.networks.by_id[ID], {4: self.address})
+
+    def release(self, container_id: str, network_id: str) -> None:
+        pass
+
+
 async def _joined(engine: Engine, name: str, address: IPv4Address) -> int:
     """A container on the network; returns the descriptor of its namespace."""
-    joined = await engine.join(name, name, {"front": EndpointSettings()}, "front", assigned={"front": {4: address}})
+    engine.lender = Given(engine, address)
+    joined = await engine.join(name, name, {"front": EndpointSettings()}, "front")
     assert joined.path
     return int(joined.path.rpartition("/")[2])
 
@@ -129,6 +144,13 @@ def _stop(servers: list[socket.socket]) -> None:
         each.close()
 
 
+async def _reset(connection: socket.socket) -> None:
+    with connection, pytest.raises((ConnectionResetError, BrokenPipeError)):
+        for _ in range(40):
+            connection.send(b"?")
+            await asyncio.sleep(0.02)
+
+
 async def _names_and_services(directory: Path) -> None:
     async with network(directory) as engine:
         overlays = engine.networks.overlays
@@ -183,11 +205,7 @@ async def _names_and_services(directory: Path) -> None:
         open_.send(b"still there?")
         assert set(await _answers(client, SERVICE, 5)) == {"other"}
         await overlays.set_peers(ID, {}, [WEB])
-        with pytest.raises(ConnectionResetError):
-            for _ in range(20):
-                open_.send(b"?")
-                await asyncio.sleep(0.02)
-        open_.close()
+        await _reset(open_)
         udp.close()
 
         # another program removes the rules
@@ -197,10 +215,18 @@ async def _names_and_services(directory: Path) -> None:
         assert not await overlays.mend()
         assert set(await _answers(client, SERVICE, 5)) == {"other"}
 
+        # a container of this host ends: its clients learn it at once
+        open_ = _connected(client, SERVICE)
+        assert await asyncio.to_thread(open_.recv, 20) == b"other"
+        await overlays.set_services(ID, {SERVICE: [WEB]}, ())
+        open_.send(b"?")
+        await engine.leave("other")
+        await _reset(open_)
+
         overlays.set_names(ID, {}, ["s", "unknown"])
         assert (await ask(client, "web-service")).header.rcode != 0 or not await found("web-service")
         _stop(servers)
-        for name in ("web", "other", "c"):
+        for name in ("web", "c"):
             await engine.leave(name)
         await overlays.drop(ID)
         await asyncio.to_thread(_remove_underlay)
