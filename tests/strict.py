@@ -408,7 +408,14 @@ NETWORK = struct(
     Containers=mapped(
         struct(**fields("Name EndpointID", TEXT), MacAddress=MAC, **fields("IPv4Address IPv6Address", PREFIX))
     ),
-    Services=mapped(struct()),
+    Services=mapped(
+        struct(
+            VIP=ADDRESS,
+            Ports=STRINGS,
+            LocalLBIndex=INT,
+            Tasks=listed(struct(**fields("Name EndpointID", TEXT), EndpointIP=ADDRESS, Info=LABELS)),
+        )
+    ),
     Status=struct(
         IPAM=struct(
             Subnets=mapped(struct(**fields("IPsInUse DynamicIPsAvailable", UINT64)), key=PREFIX),

@@ -114,7 +114,7 @@ def _named(own: Network, text: str) -> bool:
 
 async def create(engine: Engine, request: Request, body: NetworkCreate) -> Reply:
     """A network of the swarm. Names are unique among these and the engine's own."""
-    if any(each.record.name == body.name and is_local(each) for each in engine.networks):
+    if any(each.record.name == body.name and is_local(each) and not each.record.predefined for each in engine.networks):
         raise Conflict(f"network with name {body.name} already exists")
     done = await engine.cluster.call("networks.create", "", None, msgspec.json.encode(body))
     return json_reply(request, msgspec.json.decode(done.body, type=NetworkCreated))

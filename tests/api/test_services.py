@@ -109,7 +109,7 @@ def test_refusals(node: Node) -> None:
         (minimal("x") | {"UpdateConfig": {"MaxFailureRatio": 1.5}}, 400, "1.5"),
         (minimal("x") | {"EndpointSpec": {"Ports": [{"TargetPort": 80, "Protocol": "odd"}]}}, 400, "odd"),
         (minimal("x") | {"EndpointSpec": {"Mode": "odd"}}, 400, "odd"),
-        (minimal("x") | {"EndpointSpec": {"Ports": [{"TargetPort": 80}]}}, 501, "ingress"),
+        (minimal("x") | {"EndpointSpec": {"Mode": "dnsrr", "Ports": [{"TargetPort": 80}]}}, 400, "dnsrr"),
     ):
         refused(node, body, status, words)
     for template, words in (

@@ -182,7 +182,7 @@ def _services(store: Store, network: Entry[NetworkRecord], found: list[_OnNetwor
         made = store.record(SERVICE_STATUS, key)
         addresses = made.endpoint.virtual_ips if made is not None and made.endpoint is not None else ()
         shown[entry.record.spec.name] = wire.NetworkService(
-            vip=next((one.addr.partition("/")[0] for one in addresses if one.network_id == network.key), "<nil>"),
+            vip=next((one.addr.partition("/")[0] for one in addresses if one.network_id == network.key), ""),
             ports=[
                 f"Target: {port.target_port}, Publish: {port.published_port}"
                 for port in ports.of(entry.record)

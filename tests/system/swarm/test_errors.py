@@ -203,11 +203,15 @@ def test_networks(manager: Node, version: str) -> None:
         body = minimal(TaskTemplate={"ContainerSpec": {"Image": "busybox"}, "Networks": [{"Target": target}]})
         words = "not eligible for docker services"
         refused(manager, "POST", "/services/create", body, 403, words, target, version=version)
-    overlay = {"Name": "net", "Driver": "overlay"}
-    refused(manager, "POST", "/networks/create", overlay, 501, "overlay", version=version)
-    ports = [{"TargetPort": 80, "PublishedPort": 8080}]
-    body = minimal(EndpointSpec={"Ports": ports})
-    refused(manager, "POST", "/services/create", body, 501, "Ports[0].PublishMode", version=version)
+    ingress = minimal(TaskTemplate={"ContainerSpec": {"Image": "busybox"}, "Networks": [{"Target": "ingress"}]})
+    refused(manager, "POST", "/services/create", ingress, 403, "not eligible for docker services", version=version)
+    overlay = {"Name": f"net-{version}", "Driver": "overlay"}
+    made = manager.ask("POST", "/networks/create", overlay, version=version)["Id"]
+    refused(manager, "POST", "/networks/create", overlay, 409, f"net-{version}", version=version)
+    if version < "1.29":
+        refused(manager, "DELETE", "/networks/ingress", None, 403, "pre-defined", version=version)
+    manager.ask("DELETE", f"/networks/{made}", version=version)
+    refused(manager, "DELETE", f"/networks/{made}", None, 404, f"network {made} not found", version=version)
 
 
 @VERSIONS

@@ -279,7 +279,9 @@ NETWORK_FIELDS: dict[str, Any] = {
 }
 
 NETWORK = Network(**NETWORK_FIELDS)
-NETWORK_INSPECT = NetworkInspect(**NETWORK_FIELDS, containers={}, status=NetworkStatus(ipam=IPAMStatus(subnets={})))
+NETWORK_INSPECT = NetworkInspect(
+    **NETWORK_FIELDS, containers={}, peers=[], services={}, status=NetworkStatus(ipam=IPAMStatus(subnets={}))
+)
 
 CACHE_RECORD = CacheRecord(
     id="2",

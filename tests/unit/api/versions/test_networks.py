@@ -28,6 +28,11 @@ def test_fields_of_networks(value: Any, path: str) -> None:
     check_new_field(value, path, "1.25", "1.24")
 
 
+@pytest.mark.parametrize("path", ["Peers", "Services"])
+def test_fields_of_networks_of_a_swarm(path: str) -> None:
+    check_new_field(NETWORK_INSPECT, path, "1.25", "1.24")
+
+
 def test_status() -> None:
     check_new_field(NETWORK_INSPECT, "Status", "1.52", "1.51")
     assert "Status" not in reply(NETWORK, "1.55")

@@ -354,7 +354,7 @@ async def test_tasks_on_a_network(swarm: Swarm) -> None:
     assert found["Peers"] == [{"Name": NODE[:12], "IP": "10.0.0.2"}]
     assert found["Services"] == {
         "web": {
-            "VIP": "<nil>",
+            "VIP": "",
             "Ports": ["Target: 80, Publish: 30000"],
             "LocalLBIndex": 0,
             "Tasks": [
