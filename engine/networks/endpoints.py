@@ -182,7 +182,8 @@ def allocate(
     if not taken:
         return settings
     found.generation += 1
-    gateways = {} if found.closed or found.options.layer3 else found.gateways
+    ingress = found.overlay is not None and found.overlay.ingress
+    gateways = {} if found.closed or found.options.layer3 or ingress else found.gateways
     return msgspec.structs.replace(
         settings,
         gateway=str(gateways[4].ip) if 4 in gateways else "",
@@ -218,7 +219,7 @@ def interface(found: Network, settings: EndpointSettings) -> Interface:
     for address in requested.link_local_addresses(found.record.name, settings):
         inner.append(with_prefix(address, 16 if address.version == 4 else 64))
     asked = requested.driver_options(found.record.name, settings.driver_opts)
-    return Interface(settings.mac_address, tuple(inner), found.options.mtu, asked.name, asked.sysctls)
+    return Interface(settings.mac_address, tuple(inner), found.options.mtu, *asked)
 
 
 def with_prefix(address: Address, prefix: int) -> IPv4Interface | IPv6Interface:

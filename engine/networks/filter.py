@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -45,7 +45,10 @@ from engine.system.netlink.nft import Element, NftSocket
 
 _log = logging.getLogger(__name__)
 
-_OF_NETWORKS = ("bridges", "made", "internal", "inside", "masqueraded", "open4", "open6", "hairpin4", "hairpin6")
+_OF_NETWORKS = (
+    *("bridges", "made", "internal", "inside", "masqueraded", "entrances"),
+    *("open4", "open6", "hairpin4", "hairpin6"),
+)
 _OF_PORTS = ("address4", "any4", "address6", "any6", "relayed_anywhere", "relayed_at_loopback")
 
 RELAYED = IPv4Address("127.58.58.49")
@@ -61,6 +64,7 @@ add set inet {table} made {{ type ifname; }}
 add set inet {table} internal {{ type ifname; }}
 add set inet {table} inside {{ type ifname . ifname; }}
 add set inet {table} masqueraded {{ type ifname; }}
+add set inet {table} entrances {{ type ifname; }}
 add set inet {table} open4 {{ type ifname; }}
 add set inet {table} open6 {{ type ifname; }}
 add set inet {table} hairpin4 {{ type ipv4_addr . ifname; flags interval; }}
@@ -109,6 +113,7 @@ table inet {table} {{
     }}
     chain into {{
         ip saddr 127.0.0.0/8 masquerade
+        oifname @entrances iifname @masqueraded masquerade
         ct status dnat ip saddr . oifname @hairpin4 masquerade
         ct status dnat ip6 saddr . oifname @hairpin6 masquerade
     }}
@@ -157,6 +162,10 @@ class BridgeRules(NamedTuple):
     """IP versions by which other hosts reach every port of the containers."""
     adopted: bool = False
     """True if the engine did not make the bridge."""
+    entrance: bool = False
+    """True if it leads to other hosts, to which the addresses of this host's containers mean
+    nothing.
+    """
 
 
 class _Endpoint(NamedTuple):
@@ -184,13 +193,16 @@ class Filter:
         self._networks: dict[str, BridgeRules] = {}
         self._published: dict[str, _Endpoint] = {}
         self._outdated: dict[int, tuple[set[int], set[bytes]]] = {}
+        self._relayed: frozenset[int] = frozenset()
+        self.authors: set[int] = set()
+        """Netlink ports of the sockets that change tables of this engine (`nft.Generations`)."""
+        self.companion: Callable[[bool], bool] | None = None
+        """Called by `mend`, too, with the same argument: mends another table of this engine."""
 
     @property
-    def port(self) -> int:
-        """The netlink port of the socket that changes elements: the author in notices
-        (`nft.Generations`).
-        """
-        return self._kernel.port if self._kernel is not None else 0
+    def name(self) -> str:
+        """The name of the table."""
+        return self._table
 
     def open(self, rules: Iterable[BridgeRules], relay: int = 0) -> None:
         """Install the rules, with these networks. Ports of a former daemon's containers stay open
@@ -204,6 +216,7 @@ class Filter:
             self._networks = {each.bridge: each for each in rules}
             if self._kernel is None:
                 self._kernel = NftSocket()
+                self.authors.add(self._kernel.port)
                 self._connections = ConntrackSocket()
             for each in self._networks.values():
                 _route_localnet(each)
@@ -277,6 +290,15 @@ class Filter:
             self._change([*_of_endpoint(endpoint)], ())
             self._outdate(endpoint)
 
+    def relay(self, ports: frozenset[int]) -> None:
+        """Relay connections by IPv6 to these TCP ports of the host, too, which no container has. It
+        is the whole set of such ports.
+        """
+        with self._lock:
+            before, self._relayed = self._relayed, ports
+            if self._kernel is not None and before != ports:
+                self._change([*_of_relayed(before - ports)], [*_of_relayed(ports - before)])
+
     def forget_outdated(self) -> None:
         """Forget UDP connections of ports that were published or closed since the last call.
         Otherwise their packets would still go to the former container.
@@ -311,7 +333,9 @@ class Filter:
             missing = self._kernel.layout(self._table) != self._layout
             if missing:
                 self._install()
-            return ((elements or missing) and self._reconcile((*_OF_NETWORKS, *_OF_PORTS))) or missing
+            changed = ((elements or missing) and self._reconcile((*_OF_NETWORKS, *_OF_PORTS))) or missing
+        companion = self.companion
+        return (companion is not None and companion(elements)) or changed
 
     def close(self, remove: bool) -> None:
         """Close the sockets.
@@ -321,6 +345,7 @@ class Filter:
         with self._lock:
             if self._kernel is None:
                 return
+            self.authors.discard(self._kernel.port)
             self._kernel.close()
             self._kernel = None
             if self._connections is not None:
@@ -405,6 +430,7 @@ class Filter:
             yield from _of_network(rules)
         for endpoint in self._published.values():
             yield from _of_endpoint(endpoint)
+        yield from _of_relayed(self._relayed)
 
     def _outdate(self, endpoint: _Endpoint) -> None:
         for each in endpoint.ports:
@@ -429,6 +455,8 @@ def _of_network(rules: BridgeRules) -> Iterator[NamedElement]:
         yield "internal", Element(name)
     elif rules.masquerade:
         yield "masqueraded", Element(name)
+    if rules.entrance:
+        yield "entrances", Element(name)
     for version in rules.unprotected:
         yield f"open{version}", Element(name)
     for subnet in rules.subnets:
@@ -457,6 +485,11 @@ def _of_endpoint(endpoint: _Endpoint) -> Iterator[NamedElement]:
     for name, ports in zip(("relayed_anywhere", "relayed_at_loopback"), endpoint.relayed, strict=True):
         for port in ports:
             yield name, Element(port.to_bytes(2, "big"))
+
+
+def _of_relayed(ports: Iterable[int]) -> Iterator[NamedElement]:
+    for port in ports:
+        yield "relayed_anywhere", Element(port.to_bytes(2, "big"))
 
 
 def _led(name: str, key: bytes, ports: Published, address: IPv4Address | IPv6Address | None) -> Iterator[NamedElement]:

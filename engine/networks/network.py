@@ -122,7 +122,7 @@ class Overlay(msgspec.Struct, frozen=True, kw_only=True):
     """The address by which the other nodes reach this one."""
     encrypted: bool = False
     ingress: bool = False
-    """It leads to the ports that services publish."""
+    """True for the network by which the nodes reach the tasks of published ports."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -124,7 +124,7 @@ class Networks:
         """
         if self._repair is not None:
             await self._repair.close()
-        await self.overlays.close()
+        await self.overlays.close(remove)
         # other bridges that still exist are swept now, or by the next daemon
         for _, going in self._going.values():
             going.cancel()
@@ -213,7 +213,7 @@ class Networks:
             "ipam": ipam,
             "internal": record.internal,
             "attachable": record.attachable,
-            "ingress": False,
+            "ingress": found.overlay is not None and found.overlay.ingress,
             "config_from": ConfigReference(network=record.config_from),
             "config_only": record.config_only,
             "options": options,

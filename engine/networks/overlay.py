@@ -38,10 +38,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 from engine.errors import EngineError, ServerError
-from engine.networks import endpoints, host, sandboxes
+from engine.networks import endpoints, host, ingress, sandboxes
 from engine.networks.driver import Gateways
 from engine.networks.endpoints import Network, Sandbox
 from engine.networks.filter import BridgeRules, Filter
+from engine.networks.ingress import UPLINK, VXLAN
 from engine.networks.ipam import mac_address
 from engine.networks.network import Overlay
 from engine.networks.sandboxes import Interface
@@ -54,8 +55,6 @@ from engine.wire.containers import EndpointSettings
 
 _log = logging.getLogger(__name__)
 
-VXLAN, UPLINK = "vxlan0", "host0"
-"""Links inside of a network's namespace."""
 OVERHEAD = 50
 """Bytes that a VXLAN adds to a packet: Ethernet, IPv4, UDP and its own header."""
 ENCRYPTION = 37
@@ -303,7 +302,8 @@ class OverlayDriver:
                 if missing:
                     netfilter.run(_RULES)
                     space.layout = kernel.layout(_TABLE)
-            rules = BridgeRules(bridge=found.bridge, subnets=(space.pair,), internal=False, icc=False)
+            entrance = _addresses(found)[0].ingress
+            rules = BridgeRules(bridge=found.bridge, subnets=(space.pair,), icc=False, entrance=entrance)
             if space.rules != rules:
                 self._filter.remove_network(found.bridge)
                 self._filter.add_network(rules)
@@ -512,7 +512,7 @@ class OverlayDriver:
         endpoint_id: str = "",
     ) -> str:
         space = self.space(found)
-        _, subnet, gateway = _addresses(found)
+        overlay, subnet, gateway = _addresses(found)
         address = next(each.ip for each in interface.addresses if isinstance(each, IPv4Interface))
         endpoint_id = endpoint_id or secrets.token_hex(32)
         end = sandboxes.host_end(endpoint_id)
@@ -535,6 +535,8 @@ class OverlayDriver:
                     rtnl.add_route(subnet, inner.ifindex, gateway),
                     *(rtnl.add_default_route(each, inner.ifindex) for each in gateways),
                 )
+                if overlay.ingress:
+                    ingress.answer_by(namespace, inside, inner, address, gateway, datagrams=interface.datagrams)
                 with space.lock:
                     space.inside.apply(
                         rtnl.add_neighbour(outer.ifindex, address, interface.mac),

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from typing import Any, Protocol
 
 import msgspec
@@ -26,6 +26,7 @@ from engine.networks import endpoints, network, overlay
 from engine.networks.balance import Balance
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network, Sandbox
+from engine.networks.ingress import Ingress, Port, Ports, remove_leftovers
 from engine.networks.names import Names, NameTable
 from engine.networks.network import NetworkRecord, NetworkStore, Overlay
 from engine.system.netfilter import NetfilterError
@@ -83,6 +84,10 @@ class Overlays:
         """Connections of backends that have gone are being forgotten."""
         self._all: dict[str, _Adopted] = {}
         self._adopting = asyncio.Lock()
+        self._ingress: tuple[Network, Ingress] | None = None
+        """The network by which the nodes reach tasks, if there is one on this node."""
+        self._ports = asyncio.Lock()
+        """Held for changes of published ports, in their order."""
         self.keeper: Keeper | None = None
         """Set before the first `adopt`. Without one, containers lose their networks when the daemon
         is killed.
@@ -124,7 +129,35 @@ class Overlays:
             self._all[record.id] = _Adopted(found, name, balance)
             self._by_id[record.id] = found
             self._store.show(record)
+            if meant.ingress:
+                await self._open_ingress(found)
             return found
+
+    async def _open_ingress(self, found: Network) -> None:
+        """What fails here is tried again by `mend`."""
+        async with self._ports:
+            assert found.overlay is not None
+            subnet = found.pools[4].subnet
+            assert isinstance(subnet, IPv4Network)
+            driver = self._drivers.overlays
+            made = Ingress(self._drivers.filter, driver.namespace(found), subnet, found.overlay.local)
+            self._ingress = found, made
+            try:
+                await self._in_thread(driver.lead, found, subnet)
+                await self._in_thread(made.open)
+            except (EngineError, NetfilterError, OSError) as error:
+                _log.error("network %s: published ports of services do not work: %s", found.record.name, error)
+
+    async def _close_ingress(self, found: Network | None, *, remove: bool) -> None:
+        async with self._ports:
+            if self._ingress is None or found not in (None, self._ingress[0]):
+                return
+            _, ingress = self._ingress
+            self._ingress = None
+            try:
+                await self._in_thread(ingress.close, remove)
+            except (NetfilterError, OSError) as error:
+                _log.warning("cannot remove the rules of published ports of services: %s", error)
 
     def _made(self, found: Network, kept: int) -> int:
         """In a thread. Returns the descriptor of its namespace."""
@@ -157,16 +190,20 @@ class Overlays:
                 await self._in_thread(known.balance.close)
                 self._by_id.pop(network_id, None)
                 self._store.hide(network_id)
+                await self._close_ingress(known.found, remove=True)
                 try:
                     await self._in_thread(self._drivers.unmake, known.found)
                 finally:
                     if self.keeper is not None:
                         self.keeper.let_go(known.name)
 
-    async def close(self) -> None:
-        """Forget the networks. Those of running containers stay in the kernel."""
+    async def close(self, remove: bool) -> None:
+        """Forget the networks. Those of running containers stay in the kernel, and so do published
+        ports unless `remove` is given.
+        """
         for task in [*self._forgetting]:
             await cancelled(task)
+        await self._close_ingress(None, remove=remove)
         for known in self._all.values():
             await self._in_thread(known.balance.close)
         self._all.clear()
@@ -204,6 +241,8 @@ class Overlays:
             ended = [each for each in gone if each not in put]
             if ended:
                 await self._in_thread(known.balance.forget, ended)
+        if ended and self._ingress is not None and known.found is self._ingress[0]:
+            await self._in_thread(self._ingress[1].forget, ended)
 
     async def set_services(
         self, network_id: str, put: Mapping[IPv4Address, Sequence[IPv4Address]], gone: Collection[IPv4Address]
@@ -221,11 +260,11 @@ class Overlays:
             except NetfilterError as error:
                 raise ServerError(f"network {known.found.record.name}: {error}") from error
         if withdrawn:
-            self._soon(self._move_datagrams(known, withdrawn))
+            self._soon(self._move_datagrams(known.balance, withdrawn))
 
-    async def _move_datagrams(self, known: _Adopted, withdrawn: Collection[IPv4Address]) -> None:
+    async def _move_datagrams(self, of: Balance | Ingress, withdrawn: Collection[IPv4Address]) -> None:
         await asyncio.sleep(ANSWER)  # for what the backends have got already
-        await self._in_thread(known.balance.forget_datagrams, withdrawn)
+        await self._in_thread(of.forget_datagrams, withdrawn)
 
     def ended(self, network_id: str, addresses: Iterable[IPv4Address | IPv6Address]) -> None:
         """A container of this host has left the network: connections to it end soon, instead of
@@ -234,6 +273,8 @@ class Overlays:
         known = self._all.get(network_id)
         if known is not None and known.balance.balances:
             self._soon(self._in_thread(known.balance.forget, [*addresses]))
+        if known is not None and self._ingress is not None and known.found is self._ingress[0]:
+            self._soon(self._in_thread(self._ingress[1].forget, [*addresses]))
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -251,18 +292,40 @@ class Overlays:
         for key, names in put.items():
             self._names.put(network_id, name, key, names)
 
-    async def set_ports(
-        self, ports: Mapping[tuple[str, int], tuple[int, Sequence[IPv4Address]]]
-    ) -> dict[tuple[str, int], str]:
+    async def set_ports(self, ports: Ports) -> dict[Port, str]:
         """All ports that the swarm publishes: (protocol, port) → (target port, ready backends on
         the ingress network).
 
-        Returns those that are in use on this host, with the reason.
+        Returns those that are in use on this host, with the reason. Raises ServerError; the next
+        call does what is missing.
         """
-        return {}
+        async with self._ports:
+            try:
+                if self._ingress is not None:
+                    _, ingress = self._ingress
+                    busy, withdrawn = await self._in_thread(ingress.set_ports, ports)
+                    if withdrawn:
+                        self._soon(self._move_datagrams(ingress, withdrawn))
+                    return busy
+                if not ports:
+                    await self._in_thread(remove_leftovers, self._drivers.filter)
+                return dict.fromkeys(ports, "there is no ingress network on this node")
+            except (NetfilterError, OSError) as error:
+                raise ServerError(f"published ports of services: {error}") from error
 
     async def set_nodes(self, nodes: Mapping[str, IPv4Address]) -> None:
         """The data addresses of all nodes of the swarm, by id."""
+        async with self._ports:
+            if self._ingress is None:
+                return
+            found, ingress = self._ingress
+            assert found.overlay is not None
+            others = {*nodes.values()} - {found.overlay.local}
+            try:
+                await self._in_thread(self._drivers.overlays.set_nodes, found, others)
+                await self._in_thread(ingress.set_nodes, others)
+            except (NetfilterError, OSError) as error:
+                raise ServerError(f"network {found.record.name}: {error}") from error
 
     async def features(self) -> tuple[str, ...]:
         """What of a swarm's networks this host can do: overlay, esp, egress."""
@@ -284,7 +347,19 @@ class Overlays:
                     changed |= await self._in_thread(known.balance.mend)
                 except (EngineError, NetfilterError, OSError) as error:
                     _log.error("network %s: cannot restore it: %s", known.found.record.name, error)
-        return changed
+        return changed | await self._mend_ingress()
+
+    async def _mend_ingress(self) -> bool:
+        async with self._ports:
+            if self._ingress is None:
+                return False
+            found, ingress = self._ingress
+            try:
+                await self._in_thread(self._drivers.overlays.lead, found, found.pools[4].subnet)
+                return await self._in_thread(ingress.mend)
+            except (EngineError, NetfilterError, OSError) as error:
+                _log.error("published ports of services: cannot restore them: %s", error)
+                return False
 
     async def _rerouted(self, found: Network, plugged: Iterable[Sandbox]) -> None:
         for each in plugged:

@@ -252,7 +252,7 @@ class Publishing:
 
     def _changed(self) -> None:
         assert self._notices is not None
-        if self._notices.by_others(self._filter.port):
+        if self._notices.by_others(self._filter.authors):
             self._noticed.set()
 
     async def _watch(self) -> None:

@@ -19,7 +19,7 @@ from engine.wire.containers import EndpointSettings
 
 _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
-IFNAME, SYSCTLS = "endpoint.ifname", "endpoint.sysctls"
+IFNAME, SYSCTLS, DATAGRAMS = "endpoint.ifname", "endpoint.sysctls", "endpoint.datagrams"
 """Driver options, behind one of the prefixes of options."""
 
 # The docker CLI sends options of `--network` in lower case.
@@ -43,6 +43,8 @@ class DriverOptions(NamedTuple):
     """Name of the interface in the container. Empty: the next free one."""
     sysctls: tuple[tuple[str, str], ...] = ()
     """Settings of the interface: paths below /proc/sys/net with `PLACE`, and values."""
+    datagrams: bool = False
+    """On a swarm's ingress network: the container serves ports of UDP or SCTP."""
 
 
 def driver_options(name: str, given: Mapping[str, str] | None) -> DriverOptions:
@@ -53,7 +55,7 @@ def driver_options(name: str, given: Mapping[str, str] | None) -> DriverOptions:
     link = found.get(IFNAME, "")
     if link and (not _LINK_NAME.fullmatch(link) or link in (".", "..", "lo", "all", "default")):
         raise InvalidParameter(f"network {name}: {IFNAME}: {link[:100]!r} is not a name for an interface")
-    return DriverOptions(link, tuple(_sysctls(name, found.get(SYSCTLS, ""))))
+    return DriverOptions(link, tuple(_sysctls(name, found.get(SYSCTLS, ""))), bool(found.get(DATAGRAMS)))
 
 
 def _sysctls(name: str, text: str) -> Iterator[tuple[str, str]]:

@@ -76,6 +76,8 @@ class Interface(NamedTuple):
     """Empty: the next free one."""
     sysctls: tuple[tuple[str, str], ...] = ()
     """As `DriverOptions.sysctls`."""
+    datagrams: bool = False
+    """As `DriverOptions.datagrams`."""
 
 
 class ReadySandbox:

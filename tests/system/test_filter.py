@@ -159,9 +159,9 @@ def test_what_is_missing_is_put_back(harm: str) -> None:
         assert not table.mend()
         table.publish("more", WEB, [Published("tcp", "0.0.0.0", 1, 1)])
         table.unpublish("more")
-        assert not notices.by_others(table.port), "own changes are no news"
+        assert not notices.by_others(table.authors), "own changes are no news"
         netfilter.run(harm)
-        assert notices.by_others(table.port)
+        assert notices.by_others(table.authors)
         assert netfilter.run("list ruleset") != before
         assert table.mend()
         assert sorted(netfilter.run(f"list table inet {TABLE}").split()) == sorted(before.split())

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import functools
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from engine.system.netlink.codec import (
@@ -42,8 +42,10 @@ _GETTABLE, _GETRULE, _NEWSETELEM, _GETSETELEM, _DELSETELEM, _NEWGEN = (
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _GROUP_NFTABLES = 7
 
-INET = 1
-"""NFPROTO_INET, the family of a table for IPv4 and IPv6."""
+INET, IPV4, NETDEV = 1, 2, 5
+"""Families of tables: for IPv4 and IPv6 (NFPROTO_INET), for IPv4 alone, for what devices receive
+and send.
+"""
 
 _TABLE_NAME, _TABLE_FLAGS, _TABLE_HANDLE = 1, 2, 4
 _RULE_TABLE, _RULE_CHAIN, _RULE_HANDLE = 1, 2, 3
@@ -79,27 +81,31 @@ class NftSocket(NetlinkSocket):
         super().__init__(NETLINK_NETFILTER, buffer=_BUFFER, receive=256 << 10)
 
     def change(
-        self, table: str, remove: Iterable[tuple[str, Element]], add: Iterable[tuple[str, Element]], what: str
+        self,
+        table: str,
+        remove: Iterable[tuple[str, Element]],
+        add: Iterable[tuple[str, Element]],
+        what: str,
+        family: int = INET,
     ) -> None:
-        """Remove and add elements of an `inet` table, each with the name of its set, in one
-        transaction.
+        """Remove and add elements of a table, each with the name of its set, in one transaction.
 
         Raises the first error that the kernel reports; nothing has changed then.
         """
-        changes = transaction(table, remove, add, what)
+        changes = transaction(table, remove, add, what, family)
         if not changes:
             return
         failure = next((each.error for each in self.exchange(changes, 0) if each.error is not None), None)
         if failure is not None:
             raise failure
 
-    def elements(self, table: str, name: str) -> dict[bytes, Element]:
-        """The elements of a set of an `inet` table, by key.
+    def elements(self, table: str, name: str, family: int = INET) -> dict[bytes, Element]:
+        """The elements of a table's set, by key.
 
         Some may be missing while the kernel resizes the set because thousands were just added.
         Raises NetlinkError ENOENT when there is no such table or set.
         """
-        body = FAMILY.pack(INET, 0, 0) + text(_LIST_TABLE, table) + text(_LIST_SET, name)
+        body = FAMILY.pack(family, 0, 0) + text(_LIST_TABLE, table) + text(_LIST_SET, name)
         found: dict[bytes, Element] = {}
         for answer in self.dump(Request(_GETSETELEM, 0, body, f"set {name}")):
             listed = read_attributes(answer, FAMILY.size).get(_LIST_ELEMENTS, b"")
@@ -110,21 +116,21 @@ class NftSocket(NetlinkSocket):
                 found[key] = Element(key, end, *_data(parts.get(_ELEMENT_DATA, b"")))
         return found
 
-    def layout(self, table: str) -> tuple[bytes, ...]:
-        """Identifies one version of the rules of an `inet` table: its handle and flags, each rule's
-        chain and handle.
+    def layout(self, table: str, family: int = INET) -> tuple[bytes, ...]:
+        """Identifies one version of the rules of a table: its handle and flags, each rule's chain
+        and handle.
 
         Empty when there is no such table.
         """
         try:
-            return (*self._table(table), *self._rules(table))
+            return (*self._table(table, family), *self._rules(table, family))
         except NetlinkError as error:
             if error.errno == errno.ENOENT:
                 return ()
             raise
 
-    def _table(self, table: str) -> Iterator[bytes]:
-        body = FAMILY.pack(INET, 0, 0) + text(_TABLE_NAME, table)
+    def _table(self, table: str, family: int) -> Iterator[bytes]:
+        body = FAMILY.pack(family, 0, 0) + text(_TABLE_NAME, table)
         (answer,) = self.exchange((Request(_GETTABLE, 0, body, f"table {table}"),))
         if answer.error is not None:
             raise answer.error
@@ -132,8 +138,8 @@ class NftSocket(NetlinkSocket):
             found = read_attributes(each, FAMILY.size)
             yield found.get(_TABLE_HANDLE, b"") + found.get(_TABLE_FLAGS, b"")
 
-    def _rules(self, table: str) -> Iterator[bytes]:
-        body = FAMILY.pack(INET, 0, 0) + text(_RULE_TABLE, table)
+    def _rules(self, table: str, family: int) -> Iterator[bytes]:
+        body = FAMILY.pack(family, 0, 0) + text(_RULE_TABLE, table)
         for answer in self.dump(Request(_GETRULE, 0, body, f"rules of table {table}")):
             found = read_attributes(answer, FAMILY.size)
             yield found.get(_RULE_CHAIN, b"") + found.get(_RULE_HANDLE, b"")
@@ -155,26 +161,30 @@ class Generations(Listener):
         )
         super().__init__(NETLINK_NETFILTER, program, _GROUP_NFTABLES)
 
-    def by_others(self, own: int) -> bool:
+    def by_others(self, own: Collection[int]) -> bool:
         """Take the waiting notices.
 
-        Returns True if a notice was lost, or is about a change by another socket than the one with
-        the port `own`.
+        Returns True if a notice was lost, or is about a change by another socket than those with
+        the ports `own`.
         """
         notices, lost = self._arrived()
-        return lost or any(HEADER.unpack_from(each)[4] != own for each in notices)
+        return lost or any(HEADER.unpack_from(each)[4] not in own for each in notices)
 
 
 # --- bytes ----------------------------------------------------------------------------------------
 
 
 def transaction(
-    table: str, remove: Iterable[tuple[str, Element]], add: Iterable[tuple[str, Element]], what: str
+    table: str,
+    remove: Iterable[tuple[str, Element]],
+    add: Iterable[tuple[str, Element]],
+    what: str,
+    family: int = INET,
 ) -> list[Request]:
     """The batch that removes and adds these elements; empty when there are none."""
-    inet, frame = FAMILY.pack(INET, 0, 0), FAMILY.pack(0, 0, _SUBSYSTEM)
-    requests = [Request(_DELSETELEM, ACK, inet + body, what) for body in _lists(table, remove)]
-    requests += [Request(_NEWSETELEM, CREATE | ACK, inet + body, what) for body in _lists(table, add)]
+    head, frame = FAMILY.pack(family, 0, 0), FAMILY.pack(0, 0, _SUBSYSTEM)
+    requests = [Request(_DELSETELEM, ACK, head + body, what) for body in _lists(table, remove)]
+    requests += [Request(_NEWSETELEM, CREATE | ACK, head + body, what) for body in _lists(table, add)]
     if requests:
         requests = [Request(_BATCH_BEGIN, 0, frame, what), *requests, Request(_BATCH_END, 0, frame, what)]
     return requests

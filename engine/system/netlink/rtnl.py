@@ -41,6 +41,7 @@ _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
 _NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
 _NEWNEIGH, _DELNEIGH, _GETNEIGH = 28, 29, 30
+_NEWRULE = 32
 
 _IFLA_ADDRESS, _IFLA_IFNAME, _IFLA_MTU, _IFLA_LINK, _IFLA_MASTER = 1, 3, 4, 5, 10
 _IFLA_LINKINFO, _IFLA_NET_NS_FD = 18, 28
@@ -59,6 +60,8 @@ _IFA_FLAGS = 8
 _IFA_F_NODAD, _IFA_F_NOPREFIXROUTE = 0x02, 0x200
 _RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_TABLE = 1, 4, 5, 15
 _RTNH_F_ONLINK = 4
+_FRA_SRC, _FRA_PRIORITY, _FRA_FWMARK, _FRA_TABLE, _FRA_FWMASK, _FRA_OIFNAME = 2, 6, 10, 15, 16, 17
+_FR_ACT_TO_TBL, _FIB_RULE_INVERT, _ALL_BITS = 1, 2, 0xFFFFFFFF
 _NDA_DST, _NDA_LLADDR = 1, 2
 _NUD_PERMANENT, _NTF_SELF = 0x80, 0x02
 _SKIP_STATISTICS = 8
@@ -80,6 +83,7 @@ _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
 _ROUTE = struct.Struct("=BBBBBBBBI")
 _NEIGHBOUR = struct.Struct("=BxxxiHBB")
+_RULE = struct.Struct("=BBBBBxxBI")
 
 Interface = ipaddress.IPv4Interface | ipaddress.IPv6Interface
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -452,6 +456,33 @@ def delete_route(to: ipaddress.IPv4Network, index: int = 0, *, table: int = _RT_
     body += attribute(_RTA_DST, to.network_address.packed)
     body += (u32(_RTA_OIF, index) if index else b"") + (u32(_RTA_TABLE, table) if table > 255 else b"")
     return Request(_DELROUTE, 0, body, f"removal of the route to {to}")
+
+
+def add_rule(
+    *,
+    table: int,
+    priority: int,
+    source: ipaddress.IPv4Address | None = None,
+    marked: int | None = 0,
+    by: str = "",
+) -> Request:
+    """Have IPv4 packets looked up in a table: those from the address `source`, with the mark
+    `marked` (None for any mark but 0), or that are to leave by the link `by`. An existing rule is
+    an error (EEXIST).
+    """
+    flags = _FIB_RULE_INVERT if marked is None else 0
+    body = _RULE.pack(socket.AF_INET, 0, 32 if source is not None else 0, 0, table & 255, _FR_ACT_TO_TBL, flags)
+    if source is not None:
+        body += attribute(_FRA_SRC, source.packed)
+    body += u32(_FRA_PRIORITY, priority)
+    if marked != 0:
+        body += u32(_FRA_FWMARK, marked or 0)
+    body += u32(_FRA_TABLE, table)
+    if marked != 0:
+        body += u32(_FRA_FWMASK, _ALL_BITS)
+    if by:
+        body += text(_FRA_OIFNAME, by)
+    return Request(_NEWRULE, CREATE | EXCL, body, f"rule of table {table}")
 
 
 def add_neighbour(index: int, address: ipaddress.IPv4Address, mac: str) -> Request:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyroute2.netlink.nfnetlink.nfctsocket import nfct_msg
 from pyroute2.netlink.nfnetlink.nftsocket import nft_set_elem_list_msg
+from pyroute2.netlink.rtnl.fibmsg import fibmsg
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
@@ -291,6 +292,34 @@ def test_route_by_a_link(version: int, family: int, scope: int) -> None:
     fields = {"family": family, "dst_len": 0, "table": 254, "proto": 3, "scope": scope, "type": 1}
     wanted = theirs(rtmsg, NEWROUTE, CREATE | EXCL, fields, ("RTA_OIF", 7))
     assert ours(rtnl.add_link_route(version, 7)) == wanted
+
+
+RULES: dict[str, tuple[dict[str, Any], dict[str, int], Attributes]] = {
+    "source": ({"source": IPv4Address("10.255.0.5")}, {"src_len": 32}, [("FRA_SRC", "10.255.0.5")]),
+    "mark": ({"marked": 7}, {}, [("FRA_FWMARK", 7)]),
+    "any mark": ({"marked": None}, {"flags": 2}, [("FRA_FWMARK", 0)]),
+    "link": ({"by": "vxlan0"}, {}, [("FRA_OIFNAME", "vxlan0")]),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_rules_of_routing(name: str) -> None:
+    arguments, fields, selector = RULES[name]
+    before = [each for each in selector if each[0] == "FRA_SRC"]
+    between = [each for each in selector if each[0] == "FRA_FWMARK"]
+    behind = [("FRA_FWMASK", 0xFFFFFFFF)] if between else [each for each in selector if each[0] == "FRA_OIFNAME"]
+    wanted = theirs(
+        fibmsg,
+        32,
+        NEW,
+        {"family": socket.AF_INET, "table": 100, "action": 1} | fields,
+        *before,
+        ("FRA_PRIORITY", 90),
+        *between,
+        ("FRA_TABLE", 100),
+        *behind,
+    )
+    assert ours(rtnl.add_rule(table=100, priority=90, **arguments)) == wanted
 
 
 def test_link_is_read_as_pyroute2_writes_it() -> None:

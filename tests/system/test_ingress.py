@@ -1,0 +1,267 @@
+"""Published ports of services over three hosts in network namespaces, without engines and managers:
+real links, rules and packets. Containers are namespaces with servers of the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from typing import TypeVar
+
+import msgspec
+import pytest
+
+from engine.networks import network
+from engine.networks.endpoints import Network
+from engine.networks.filter import BridgeRules, Filter
+from engine.networks.ingress import Ingress
+from engine.networks.ipam import mac_address
+from engine.networks.network import NetworkRecord, Overlay
+from engine.networks.overlay import OverlayDriver
+from engine.networks.sandboxes import Interface, empty
+from engine.system import namespaces
+from engine.system.netlink.rtnl import RouteSocket
+from engine.wire.networks import IPAM, IPAMConfig
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+T = TypeVar("T")
+
+NET, SUBNET = "10.77.9", IPv4Network("10.255.0.0/16")
+CLIENT = f"{NET}.100"
+WAIT = 2.0
+
+
+class Place:
+    """A network namespace, and a thread that lives in it."""
+
+    def __init__(self, namespace: int = -1) -> None:
+        if namespace < 0:
+            with namespaces.new_network() as made:
+                namespace = made
+        self.namespace = namespace
+        self._thread = ThreadPoolExecutor(1, initializer=namespaces.enter_network, initargs=(namespace,))
+        self._servers: list[socket.socket] = []
+        self("ip link set lo up")
+
+    @property
+    def path(self) -> str:
+        return f"/proc/{os.getpid()}/fd/{self.namespace}"
+
+    def run(self, function: Callable[..., T], *arguments: object) -> T:
+        return self._thread.submit(function, *arguments).result(60)
+
+    def __call__(self, command: str) -> str:
+        done = subprocess.run(
+            ["nsenter", f"--net={self.path}", *command.split()], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, (command, done.stderr)
+        return done.stdout
+
+    def write(self, setting: str, value: str) -> None:
+        command = ["nsenter", f"--net={self.path}", "sh", "-c", f"echo {value} > /proc/sys/net/{setting}"]
+        subprocess.run(command, check=True)
+
+    def socket(self, kind: int, *, port: int = 0, address: str = "") -> socket.socket:
+        made = self.run(lambda: socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind))
+        made.settimeout(WAIT)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((address, port))
+        return made
+
+    def ask(self, to: str, port: int, *, udp: bool = False, source: int = 0) -> tuple[str, str]:
+        """Connect; returns the name of the server and the client's address that it saw."""
+        with self.socket(socket.SOCK_DGRAM if udp else socket.SOCK_STREAM, port=source) as client:
+            client.connect((to, port))
+            client.send(b"?")
+            name, address, _ = client.recv(1000).decode().split()
+            return name, address
+
+    def serve(self, name: str, port: int) -> None:
+        """Answer with this name and the client's address, by TCP, and by UDP from an address that
+        the kernel chooses.
+        """
+        listening = self.socket(socket.SOCK_STREAM, port=port)
+        listening.listen(100)
+        listening.settimeout(None)
+        datagrams = self.socket(socket.SOCK_DGRAM, port=port)
+        datagrams.settimeout(None)
+        self._servers += [listening, datagrams]
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    client, (address, number) = listening.accept()
+                    threading.Thread(target=answer, args=(client, address, number), daemon=True).start()
+
+        def answer(client: socket.socket, address: str, number: int) -> None:
+            with client, contextlib.suppress(OSError):
+                while client.recv(1000):
+                    client.send(f"{name} {address} {number}".encode())
+
+        def answer_datagrams() -> None:
+            with contextlib.suppress(OSError, TypeError):  # None is received after the end
+                while True:
+                    _, (address, number) = datagrams.recvfrom(1000)
+                    datagrams.sendto(f"{name} {address} {number}".encode(), (address, number))
+
+        for each in (serve, answer_datagrams):
+            threading.Thread(target=each, daemon=True).start()
+
+    def close(self) -> None:
+        for each in self._servers:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._thread.shutdown()
+        os.close(self.namespace)
+
+
+class Host(Place):
+    """A node: what an engine has of the ingress network."""
+
+    def __init__(self, lan: Place, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.address = IPv4Address(f"{NET}.{number}")
+        connect(lan, self, str(self.address))
+        self.write("ipv4/ip_forward", "1")
+        self("ip link add br0 type bridge")
+        self("ip address add 172.18.0.1/16 dev br0")
+        self("ip link set br0 up")
+        self.filter = Filter(f"engined-test{number}")
+        self.containers: list[Place] = []
+        self.run(self._open)
+        assert self.found is not None
+
+    def _open(self) -> None:
+        self.filter.open((BridgeRules("br0", (IPv4Network("172.18.0.0/16"),)),))
+        self.links = RouteSocket()
+        self.driver = OverlayDriver(self.links, self.filter, "test")
+        config = IPAMConfig(subnet=str(SUBNET), gateway="10.255.0.1")
+        record = NetworkRecord(
+            id=secrets.token_hex(32),
+            name="ingress",
+            driver="overlay",
+            created=1,
+            scope="swarm",
+            ipam=IPAM(config=[config]),
+            chosen_by_user=(4,),
+        )
+        self.found = Network(record, network.options(record), routes=True)
+        self.found.overlay = Overlay(vni=4096, port=4789, local=self.address, ingress=True)
+        self.found.options = msgspec.structs.replace(self.found.options, bridge=f"ov-{record.id[:12]}", mtu=1450)
+        self.found.fill()
+        self.driver.make(self.found)
+        self.driver.lead(self.found, SUBNET)
+        self.ingress = self.opened()
+
+    def opened(self) -> Ingress:
+        """As the next daemon does."""
+        made = Ingress(self.filter, self.driver.space(self.found).descriptor, SUBNET, self.address)
+        made.open()
+        return made
+
+    def nodes(self, hosts: Sequence[Host]) -> None:
+        others = [each.address for each in hosts if each is not self]
+        self.run(self.driver.set_nodes, self.found, others)
+        self.run(self.ingress.set_nodes, others)
+
+    def container(self, address: str) -> Place:
+        """On the bridge and, second, on the ingress network."""
+        made = Place(self.run(empty))
+        self.containers.append(made)
+        end = f"c{len(self.containers)}"
+        self(f"ip link add {end} type veth peer name eth0 netns {made.path}")
+        self(f"ip link set {end} master br0 up")
+        made(f"ip address add 172.18.0.{len(self.containers) + 1}/16 dev eth0")
+        made("ip link set eth0 up")
+        made("ip route add default via 172.18.0.1")
+        own = IPv4Address(address)
+        interface = Interface(mac_address(own), (IPv4Interface(f"{address}/16"),), 1450, datagrams=True)
+        self.run(self.driver.plug, self.found, made.namespace, "eth1", interface)
+        return made
+
+    def close(self) -> None:
+        self.run(self.ingress.close, True)
+        self.run(self.driver.unmake, self.found)
+        self.run(self.filter.close, True)
+        self.run(self.links.close)
+        for each in self.containers:
+            each.close()
+        super().close()
+
+
+def connect(lan: Place, host: Place, address: str) -> None:
+    end = f"l{address.rpartition('.')[2]}"
+    lan(f"ip link add {end} type veth peer name eth0 netns {host.path}")
+    lan(f"ip link set {end} master lan up")
+    host(f"ip address add {address}/24 dev eth0")
+    host("ip link set eth0 up")
+
+
+class Swarm:
+    def __init__(self) -> None:
+        self._closing = contextlib.ExitStack()
+        self.lan = self._open(Place())
+        self.lan("ip link add lan type bridge")
+        self.lan("ip link set lan up")
+        self.client = self._open(Place())
+        connect(self.lan, self.client, CLIENT)
+        self.hosts = [self._open(Host(self.lan, number)) for number in (1, 2, 3)]
+        for each in self.hosts:
+            each.nodes(self.hosts)
+        self.tasks: dict[str, Host] = {}
+
+    def _open(self, made: T) -> T:
+        self._closing.callback(made.close)  # type: ignore[attr-defined]
+        return made
+
+    def task(self, host: Host, address: str) -> Place:
+        made = host.container(address)
+        self.tasks[address] = host
+        for each in self.hosts:
+            if each is not host:
+                each.run(each.driver.set_peers, each.found, {IPv4Address(address): host.address}, ())
+        return made
+
+    def publish(self, ports: dict[tuple[str, int], tuple[int, list[str]]]) -> list[dict[tuple[str, int], str]]:
+        wanted = {port: (to, [*map(IPv4Address, backends)]) for port, (to, backends) in ports.items()}
+        return [each.run(each.ingress.set_ports, wanted)[0] for each in self.hosts]
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+@pytest.fixture
+def swarm() -> Iterator[Swarm]:
+    made = Swarm()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_the_task_sees_its_client_through_every_node(swarm: Swarm) -> None:
+    swarm.task(swarm.hosts[0], "10.255.0.5").serve("a", 8080)
+    swarm.task(swarm.hosts[1], "10.255.0.6").serve("b", 8080)
+    assert swarm.publish(
+        {("tcp", 80): (8080, ["10.255.0.5", "10.255.0.6"]), ("udp", 53): (8080, ["10.255.0.5", "10.255.0.6"])}
+    ) == [{}, {}, {}]
+    for host in swarm.hosts:
+        for udp in (False, True):
+            port = 53 if udp else 80
+            seen = {swarm.client.ask(str(host.address), port, udp=udp) for _ in range(20)}
+            assert seen == {("a", CLIENT), ("b", CLIENT)}, (host.number, udp)
+            # from the node itself, by its address and by that of its loopback
+            seen = {host.ask(str(host.address), port, udp=udp) for _ in range(20)}
+            assert seen == {("a", str(host.address)), ("b", str(host.address))}, (host.number, udp)
+            seen = {host.ask("127.0.0.1", port, udp=udp) for _ in range(20)}
+            assert seen == {("a", str(host.address)), ("b", str(host.address))}, (host.number, udp)
