@@ -23,6 +23,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ipaddress import IPv4Address
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -100,7 +101,9 @@ class Attachments:
         """By container id."""
         self._names = networks.names
         self._resolver = Resolver(self._names)
-        self._publishing = Publishing(networks.drivers.filter, networks.workers.run, networks.drivers.reflect)
+        self._publishing = Publishing(
+            networks.drivers.filter, networks.workers.run, networks.drivers.reflect, self._lead
+        )
 
     async def open(self) -> None:
         """Begin to repair the rules of published ports. The networks are open."""
@@ -462,6 +465,12 @@ class Attachments:
             await self._in_thread(self._drivers.route, sandbox.container_id, found, sandbox.namespace, gateways)
 
     # --- published ports --------------------------------------------------------------------------
+
+    def _lead(self, network_id: str, address: IPv4Address, there: bool) -> None:
+        """In a thread: the host's route to an endpoint on a network of a swarm comes or goes."""
+        found = self._networks.by_id.get(network_id)
+        if found is not None:
+            (self._drivers.overlays.lead if there else self._drivers.overlays.unlead)(found, address)
 
     def _target(self, sandbox: Sandbox) -> Target | None:
         return endpoints.target(sandbox.endpoints.values(), self._networks.by_id)

@@ -301,4 +301,5 @@ def target(endpoints: Iterable[EndpointSettings], networks: Mapping[str, Network
         return None
     fourth = IPv4Address(chosen.ip_address) if chosen.ip_address else None
     sixth = IPv6Address(chosen.global_ipv6_address) if chosen.global_ipv6_address else None
-    return Target(chosen.endpoint_id, (fourth, sixth), found.options.host_binding)
+    overlay = found.record.id if found.overlay is not None else ""
+    return Target(chosen.endpoint_id, (fourth, sixth), found.options.host_binding, overlay)

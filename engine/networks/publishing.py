@@ -58,6 +58,8 @@ class Target(NamedTuple):
     addresses: tuple[IPv4Address | None, IPv6Address | None]
     host_binding: str
     """The host address that replaces an empty HostIp; empty for every address."""
+    overlay: str = ""
+    """The id of its network if the host needs a route to the endpoint."""
 
 
 class Publishing:
@@ -68,14 +70,17 @@ class Publishing:
         table: Filter,
         in_thread: Callable[..., Awaitable[Any]],
         reflect: Callable[[str], None],
+        lead: Callable[[str, IPv4Address, bool], None],
     ) -> None:
         """`in_thread` runs a function that blocks and waits for it even if its caller is cancelled.
 
-        `reflect` lets the bridge send frames back through the port that they came from.
+        `reflect` lets the bridge send frames back through the port that they came from. `lead`
+        gives the host a route to an endpoint on the network of that id, or takes it back.
         """
         self._filter = table
         self._in_thread = in_thread
         self._reflect = reflect
+        self._lead = lead
         self._ports = Ports()
         self._listeners = Listeners(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         self._targets: dict[str, Target] = {}
@@ -192,18 +197,31 @@ class Publishing:
     def _open(self, owner: str, target: Target, given: Sequence[Published]) -> None:
         relayed = self._listeners.hold(owner, given)
         try:
-            if bridges_call_netfilter():
+            if target.overlay:
+                self._route(target, True)
+            elif bridges_call_netfilter():
                 # Without this a container could not reach its own ports: the frame returns to the
                 # port that it came from.
                 self._reflect(target.endpoint_id)
             self._filter.publish(target.endpoint_id, target.addresses, given, relayed)
         except BaseException:
             self._listeners.release(owner)
+            if target.overlay:
+                self._route(target, False)
             raise
 
     def _close(self, owner: str, target: Target) -> None:
         self._listeners.release(owner)
-        self._filter.unpublish(target.endpoint_id)
+        try:
+            self._filter.unpublish(target.endpoint_id)
+        finally:
+            if target.overlay:
+                self._route(target, False)
+
+    def _route(self, target: Target, there: bool) -> None:
+        address = target.addresses[0]
+        if address is not None:
+            self._lead(target.overlay, address, there)
 
     def _settle(self, restored: list[tuple[str, Target, tuple[Published, ...]]]) -> None:
         for owner, target, given in restored:
@@ -213,8 +231,10 @@ class Publishing:
             except (PortTaken, OSError) as error:
                 _log.warning("container %s: cannot hold its ports, which stay published: %s", owner, error)
             try:
+                if target.overlay and given:
+                    self._route(target, True)
                 self._filter.publish(target.endpoint_id, target.addresses, given, relayed)
-            except NetfilterError as error:
+            except (EngineError, NetfilterError, OSError) as error:
                 _log.error("container %s: its ports: %s", owner, error)
         try:
             self._filter.settle()
