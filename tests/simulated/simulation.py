@@ -55,13 +55,15 @@ class Simulation:
             Begin(how="init", node=manager.node_name(99_999), listen=address, advertise=address, body=b"{}")
         )
 
-    async def agents(self, count: int) -> None:
-        """Makes `count` nodes and their agents. Returns when all have a session."""
+    async def agents(self, count: int, turns: int = 0) -> None:
+        """Makes `count` nodes and their agents, which withdraw so many tasks a second. Returns when
+        all have a session.
+        """
         reader, writer = await asyncio.open_unix_connection(self.run / manager.SOCKET)
         writer.write(f"nodes {count}\n".encode())
         assert await reader.readline() == b"done\n"
         writer.close()
-        program = [sys.executable, "-m", "tests.simulated.agents", str(self.run), str(count)]
+        program = [sys.executable, "-m", "tests.simulated.agents", str(self.run), str(count), str(turns)]
         process = await asyncio.create_subprocess_exec(*program, stdout=subprocess.PIPE, cwd=REPOSITORY)
         self._agents = process
         self._reading.append(asyncio.ensure_future(self._read(process)))
@@ -91,12 +93,11 @@ class Simulation:
         answer = await self._connection.ask(Call(verb=verb, name=name, query=query, body=encoded))
         return json.loads(answer.body) if answer.body else None
 
-    async def create(self, name: str, replicas: int) -> str:
-        spec = {
-            "Name": name,
-            "TaskTemplate": {"ContainerSpec": {"Image": "busybox"}},
-            "Mode": {"Replicated": {"Replicas": replicas}},
-        }
+    async def create(self, name: str, replicas: int, network: str = "") -> str:
+        template: dict[str, Any] = {"ContainerSpec": {"Image": "busybox"}}
+        if network:
+            template["Networks"] = [{"Target": network}]
+        spec = {"Name": name, "TaskTemplate": template, "Mode": {"Replicated": {"Replicas": replicas}}}
         made = await self.call("services.create", body=spec)
         return str(made["ID"])
 
@@ -135,11 +136,11 @@ class Simulation:
 
 
 @contextlib.asynccontextmanager
-async def simulation(agents: int) -> AsyncIterator[Simulation]:
+async def simulation(agents: int, turns: int = 0) -> AsyncIterator[Simulation]:
     made = Simulation()
     try:
         await made.start()
-        await made.agents(agents)
+        await made.agents(agents, turns)
         yield made
     finally:
         await made.close()

@@ -1,4 +1,6 @@
-"""A manager process with its etcd, and hundreds of agents: tasks come, move and go."""
+"""A manager process with its etcd, and hundreds of agents: tasks of a network come, move and
+go, and all nodes know of it.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,14 @@ AGENTS = 200
 def test_tasks_of_many_agents() -> None:
     async def run() -> None:
         async with simulation(AGENTS) as world:
-            service = await world.create("many", 1500)
+            network = await world.call("networks.create", body={"Name": "inner", "Driver": "overlay"})
+            service = await world.create("many", 1500, str(network["Id"]))
             await world.until("running", 1500, 180)
             await world.until_stored(service, 1500, 180)
             tasks = await world.call("tasks.list", filters={"service": [service]})
+            views, _, most, _ = world.last["views"]
+            assert views > 10 * AGENTS
+            assert most < 1.0
             nodes = [task["NodeID"] for task in tasks]
             counts = {nodes.count(node) for node in set(nodes)}
             assert len(tasks) == 1500
