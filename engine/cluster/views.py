@@ -108,6 +108,8 @@ class _Network:
         self.peers: dict[str, tuple[IPv4Address, IPv4Address]] = {}
         """By endpoint: its address, and that of its node."""
         self.peer_of: dict[IPv4Address, str] = {}
+        self.left: set[IPv4Address] = set()
+        """Addresses whose endpoint is gone, and which still have a route."""
         self.balanced: dict[str, tuple[IPv4Address, Backends]] = {}
         """By service: its virtual address, and its ready endpoints."""
         self.balanced_of: dict[IPv4Address, str] = {}
@@ -323,6 +325,7 @@ class NodeNetworks:
                 new.append(known)
             elif known.gone:
                 known.gone = False
+                self._wake(known)  # it may be going just now
             self._merge(known, view)
         if message.whole:
             for network_id in self._all.keys() - present:
@@ -512,7 +515,7 @@ class NodeNetworks:
         endpoints, network.changed_endpoints = network.changed_endpoints, set()
         services, network.changed_services = network.changed_services, set()
         nodes, network.changed_nodes = network.changed_nodes, False
-        if not (endpoints or services or nodes):
+        if not (endpoints or services or nodes or network.left):
             return
         try:
             await self._apply_these(network, endpoints, services, nodes)
@@ -532,18 +535,18 @@ class NodeNetworks:
                 await overlays.set_nodes(reachable)
                 network.shown_nodes = reachable
         # A route to an endpoint comes before traffic is led there, and goes after.
-        left = await self._apply_peers(network, endpoints)
+        await self._apply_peers(network, endpoints)
         await self._apply_services(network, services)
         self._apply_names(network, endpoints, services)
         if network.definition.ingress:
             await self._apply_ports(network)
-        if left:
-            await overlays.set_peers(network.id, {}, left)
+        network.left -= network.peer_of.keys()
+        if network.left:
+            await overlays.set_peers(network.id, {}, network.left)
+            network.left = set()
 
-    async def _apply_peers(self, network: _Network, endpoints: Iterable[str]) -> set[IPv4Address]:
-        """Returns the addresses that have no endpoint any more."""
+    async def _apply_peers(self, network: _Network, endpoints: Iterable[str]) -> None:
         put: dict[IPv4Address, IPv4Address] = {}
-        left: set[IPv4Address] = set()
         now: dict[str, tuple[IPv4Address, IPv4Address] | None] = {}
         for each in endpoints:
             before, wanted = network.peers.get(each), self._peer(network, each)
@@ -552,20 +555,18 @@ class NodeNetworks:
             now[each] = wanted
             if wanted is not None:
                 put[wanted[0]] = wanted[1]
-            if before is not None and network.peer_of.get(before[0]) == each:
-                left.add(before[0])
         if put:
             await self._networks.overlays.set_peers(network.id, put, ())
         for each, wanted in now.items():
             before = network.peers.pop(each, None)
             if before is not None and network.peer_of.get(before[0]) == each:
                 del network.peer_of[before[0]]
+                network.left.add(before[0])
             if wanted is not None:
                 network.peers[each] = wanted
         for each, wanted in now.items():
             if wanted is not None:
                 network.peer_of[wanted[0]] = each
-        return left - network.peer_of.keys()
 
     def _peer(self, network: _Network, endpoint: str) -> tuple[IPv4Address, IPv4Address] | None:
         """Address and node of an endpoint on another node."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from ipaddress import IPv4Address
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,8 +25,17 @@ from engine.cluster.views import NodeNetworks
 from engine.containers import removal
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
-from engine.errors import EngineError, ServerError
-from engine.manager.messages import Assigned, Assignments, Delivery
+from engine.errors import EngineError, ServerError, WrongState
+from engine.manager.messages import (
+    Assigned,
+    Assignments,
+    Delivery,
+    EndpointView,
+    NetworkView,
+    ServiceView,
+    View,
+    Views,
+)
 from engine.manager.states import TaskState
 from engine.wire.services import ServiceSpec
 from engine.wire.tasks import ContainerSpec, SecretReference, TaskSpec
@@ -535,5 +545,142 @@ def test_closing_ends_the_removal_of_a_record(world: World) -> None:
         assert all(task.done() for task in drivers)
         world.decide = None
         released.set()
+
+    run(case())
+
+
+# --- tasks on networks of the swarm ---------------------------------------------------------------
+
+NET = NetworkView(name="net", vni=4097, subnets=(("10.0.0.0/20", "10.0.0.1"),))
+ON_NET = msgspec.structs.replace(TASK, addresses={"n1": "10.0.0.5"})
+
+
+def _view(*, ready: bool = False) -> Views:
+    endpoint = EndpointView(id="t1", node="n1", address="10.0.0.5", service="s", ready=ready)
+    service = ServiceView(id="s", name="web", address="10.0.0.2")
+    view = View(network="n1", definition=NET, endpoints=(endpoint,), services=(service,), nodes={"n1": "192.168.7.1"})
+    return Views(whole=True, of=(view,))
+
+
+async def _on_net(world: World) -> Site:
+    site = await _boot(world)
+    site.networks.open("n1", "192.168.7.1")
+    await site.networks.take(_view())
+    await site.executor.assign(Assignments(put=(ON_NET,), specs={"s/1": SPEC}))
+    await _quiet()
+    assert site.state == R.RUNNING and site.executor.statuses()[0].ready
+    await site.networks.take(_view(ready=True))
+    await _quiet()
+    return site
+
+
+def test_traffic_ends_before_the_signal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The managers have stored that the task is not ready, and the nodes had time to see it."""
+
+    async def case() -> None:
+        site = await _on_net(world)
+        overlays = site.networks._networks.overlays
+        virtual, own = IPv4Address("10.0.0.2"), IPv4Address("10.0.0.5")
+        assert overlays.services["n1"][virtual] == (own,)
+        container = site.container
+        assert container is not None
+        loop = asyncio.get_running_loop()
+        seen: list[tuple[str, float]] = []
+
+        async def stored(task: str) -> None:
+            (status,) = site.executor.statuses([task])
+            assert not status.ready and status.state == R.RUNNING
+            await asyncio.sleep(1)
+            seen.append(("stored", loop.time()))
+
+        async def stop(seconds: float | None) -> None:
+            seen.append(("stop", loop.time()))
+            assert overlays.services["n1"][virtual] == ()
+            await real(seconds)
+
+        site.executor._stored = stored
+        real = container.stop
+        monkeypatch.setattr(Container, "stop", lambda self, seconds: stop(seconds))
+        await site.executor.assign(Assignments(put=(msgspec.structs.replace(ON_NET, desired=int(R.SHUTDOWN)),)))
+        await _quiet()
+        (_, first), (_, second) = seen
+        assert second - first >= module.WITHDRAWAL
+        assert site.state == R.SHUTDOWN and not container.running
+
+    run(case())
+
+
+def test_managers_that_do_not_answer_delay_a_stop_for_a_moment_only(world: World) -> None:
+    async def case() -> None:
+        site = await _on_net(world)
+        never = asyncio.Event()
+
+        async def stored(task: str) -> None:
+            await never.wait()
+
+        site.executor._stored = stored
+        begun = asyncio.get_running_loop().time()
+        await site.executor.assign(Assignments(put=(msgspec.structs.replace(ON_NET, desired=int(R.SHUTDOWN)),)))
+        while site.state != R.SHUTDOWN:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        assert asyncio.get_running_loop().time() - begun < module.WITHDRAWAL_LIMIT + 2
+
+    run(case())
+
+
+def test_a_task_waits_for_its_network(world: World) -> None:
+    async def case() -> None:
+        site = await _boot(world)
+        site.networks.open("n1", "192.168.7.1")
+        await site.executor.assign(Assignments(put=(ON_NET,), specs={"s/1": SPEC}))
+        await _quiet()
+        assert site.state == R.PREPARING and site.container is None
+        await site.networks.take(_view())
+        await _quiet()
+        assert site.state == R.RUNNING
+        assert site.container is not None and "n1" in site.container.record.networks
+
+    run(case())
+
+
+def test_a_network_that_cannot_be_made_rejects_the_task(world: World) -> None:
+    async def case() -> None:
+        site = await _boot(world)
+        site.networks.open("n1", "192.168.7.1")
+        site.networks._networks.overlays.trouble = ServerError("this kernel has no vxlan links")
+        await site.networks.take(_view())
+        await site.executor.assign(Assignments(put=(ON_NET,), specs={"s/1": SPEC}))
+        await asyncio.sleep(5)
+        assert site.state == R.REJECTED and "no vxlan" in site.executor.statuses()[0].error
+        await site.networks.close()
+
+    run(case())
+
+
+def test_a_task_that_is_not_wanted_any_more_waits_no_longer(world: World) -> None:
+    async def case() -> None:
+        site = await _boot(world)
+        site.networks.open("n1", "192.168.7.1")
+        await site.executor.assign(Assignments(put=(ON_NET,), specs={"s/1": SPEC}))
+        await _quiet()
+        await site.executor.assign(Assignments(put=(msgspec.structs.replace(ON_NET, desired=int(R.SHUTDOWN)),)))
+        await _quiet()
+        assert site.state == R.SHUTDOWN and site.container is None
+
+    run(case())
+
+
+def test_a_container_whose_task_has_ended_gets_no_address(world: World) -> None:
+    """The address may be another task's by now."""
+
+    async def case() -> None:
+        site = await _on_net(world)
+        container = site.container
+        assert container is not None
+        assert site.executor.task_of(container.id) == ON_NET and site.executor.task_of("other") is None
+        await site.executor.assign(Assignments(put=(msgspec.structs.replace(ON_NET, desired=int(R.SHUTDOWN)),)))
+        await _quiet()
+        with pytest.raises(WrongState):
+            site.executor.task_of(container.id)
 
     run(case())
