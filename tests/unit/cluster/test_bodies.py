@@ -168,6 +168,26 @@ def test_networks(place: str) -> None:
     assert bridge is not None and bridge.aliases is None
 
 
+def test_networks_of_the_swarm() -> None:
+    """Aliases there are names of the service; what serves published ports is on ingress besides."""
+
+    def networks(*targets: str, addresses: dict[str, str]) -> CreateBody:
+        wanted = [NetworkAttachmentConfig(target=each, aliases=["db"]) for each in targets]
+        task = msgspec.structs.replace(TASK, addresses=addresses)
+        names = {"id1": "shared", "id2": "ingress", "": "bridge"}
+        return body(task, more={"name_of": lambda each: names.get(each, each)}, template={"networks": wanted})
+
+    made = networks("id1", "own", addresses={"id2": "10.255.0.3", "id1": "10.0.0.3"})
+    assert made.host_config.network_mode == "shared"
+    found = made.networking_config.endpoints_config
+    assert [*found] == ["shared", "own", "ingress"]
+    shared, own = found["shared"], found["own"]
+    assert shared is not None and shared.aliases is None and own is not None and own.aliases == ["db"]
+    made = networks(addresses={"id2": "10.255.0.3"})
+    assert made.host_config.network_mode == "" and [*made.networking_config.endpoints_config] == ["bridge", "ingress"]
+    assert networks("host", addresses={}).host_config.network_mode == "host"
+
+
 def test_logs_and_resources() -> None:
     swarms = Driver("none", {})
     own = Driver("json-file", {"max-size": "1m"})

@@ -97,7 +97,7 @@ async def test_a_view_becomes_routes_backends_and_names() -> None:
     ready = (ip("10.0.0.3"), ip("10.0.0.4"))
     assert here.overlays.names["net"] == {
         "web": Names(("web", "www"), (ip("10.0.0.2"),)),
-        "web/tasks": Names(("tasks.web",), ready, True),
+        "web/tasks": Names(("tasks.web", "tasks.www"), ready, True),
         "t4": Names(("web.4.t",), (ip("10.0.0.4"),)),
         "t5": Names(("web.5.t",), (ip("10.0.0.5"),)),
     }
