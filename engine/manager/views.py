@@ -612,12 +612,20 @@ class NetworkViews:
     def _parts(self, network: _Network, record: NetworkRecord) -> Iterator[View]:
         everywhere = network.id in self._ingress
         nodes = self._nodes_of(network, list(self._addresses if everywhere else network.nodes))
-        yield View(network=network.id, definition=_definition(record), nodes=nodes)
         services, endpoints = tuple(network.services), tuple(network.endpoints)
-        for start in range(0, len(services), PART):
-            yield View(network=network.id, services=tuple(self._services(network, services[start : start + PART])))
-        for start in range(0, len(endpoints), PART):
-            yield View(network=network.id, endpoints=tuple(self._endpoints(network, endpoints[start : start + PART])))
+        yield View(
+            network=network.id,
+            definition=_definition(record),
+            nodes=nodes,
+            services=tuple(self._services(network, services[:PART])),
+            endpoints=tuple(self._endpoints(network, endpoints[:PART])),
+        )
+        for start in range(PART, max(len(services), len(endpoints)), PART):
+            yield View(
+                network=network.id,
+                services=tuple(self._services(network, services[start : start + PART])),
+                endpoints=tuple(self._endpoints(network, endpoints[start : start + PART])),
+            )
 
     def whole(self, feed: Feed) -> Views:
         """All views of a new session, none of which is `missing`."""
