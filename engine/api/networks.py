@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 
 import msgspec
 
+from engine import network_rules
 from engine.api import parameters, swarm_mode
 from engine.api.engine import Engine
 from engine.api.kept import Entry
@@ -31,11 +32,14 @@ SWARM, OVERLAY = "swarm", "overlay"
 def list_all(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
     if engine.cluster.is_manager:
         return swarm_mode.networks("list_all")(engine, request)
-    return listed(engine, request, engine.networks.select(parameters.filters(request.query, FILTERS)))
+    return listed(engine, request, parameters.filters(request.query, FILTERS))
 
 
-def listed(engine: Engine, request: Request, found: list[Network]) -> Reply:
+def listed(engine: Engine, request: Request, filters: dict[str, list[str]]) -> Reply:
+    """The networks of this engine, and those of a swarm that its manager has sent to this node."""
     whole = not request.version.has(Flag.NETWORKS_LISTED_SHORT)
+    found = engine.networks.select(filters)
+    found += [each for each in _absent(engine) if network_rules.matches(each.record, filters, False)]
     return encoded_reply(request, b"[" + b",".join([encoded(engine, each, request, whole) for each in found]) + b"]\n")
 
 
@@ -51,10 +55,33 @@ def inspect(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
             engine.networks.inspected(engine.networks.get(name)), id=name, scope=SWARM, containers={}
         )
         return json_reply(request, shown)
-    network = engine.networks.get(text)
+    network = own(engine, text)
     if scope not in ("", network.record.scope):
         raise NotFound(f"network {text} not found in scope {scope}")
     return inspected(engine, request, network)
+
+
+def _absent(engine: Engine) -> list[Network]:
+    """The networks of a swarm that this node knows, and no container of it uses."""
+    known = (record for record in engine.cluster.networks() if record.id not in engine.networks.by_id)
+    return [engine.networks.absent(record) for record in known]
+
+
+def own(engine: Engine, text: str) -> Network:
+    """The network of that name, id or unique prefix of an id, as far as this node knows. Raises as
+    `Networks.get`.
+    """
+    try:
+        return engine.networks.get(text)
+    except NotFound:
+        absent = _absent(engine)
+        for each in absent:
+            if text in (each.record.id, each.record.name):
+                return each
+        found = [each for each in absent if text and each.record.id.startswith(text)]
+        if len(found) != 1:
+            raise
+        return found[0]
 
 
 def _node_local(engine: Engine, text: str) -> str | None:
@@ -72,6 +99,9 @@ def inspected(engine: Engine, request: Request, network: Network) -> Reply:
 def encoded(engine: Engine, network: Network, request: Request, whole: bool = True) -> bytes:
     """The encoded network, kept until the network changes. `whole`: as inspect shows it."""
     shape = request.version.shape(NetworkInspect if whole else Shown)
+    if network.record.scope == SWARM:  # comes and goes, and counts its changes from 0 then
+        body: bytes = shape.encode(engine.networks.inspected(network) if whole else engine.networks.shown(network))
+        return body
     entries = engine.kept.of(shape)
     kept = entries.get(network.record.id)
     if kept is None or kept.generation != network.generation:
@@ -135,7 +165,7 @@ async def remove(engine: Engine, request: Request) -> Reply:
 
 async def removed(engine: Engine, request: Request) -> Reply:
     """Remove a network of this engine."""
-    network = engine.networks.get(request.parameters["id"])
+    network = own(engine, request.parameters["id"])
     if network.record.scope == SWARM:
         raise swarm_mode.refusal(request, swarm_mode.NO_MANAGER)
     await engine.networks.remove(request.parameters["id"])

@@ -46,7 +46,7 @@ async def list_all(engine: Engine, request: Request) -> Reply:
         done = await engine.cluster.call("networks.list", "", {"filters": wanted})
     except EngineError as error:
         _log.warning("networks of the swarm cannot be listed: %s", error.message)
-        return networks.listed(engine, request, own)
+        return networks.listed(engine, request, wanted)
     parts = [networks.encoded(engine, each, request, whole) for each in own if is_local(each)]
     if not whole and request.version.shape(Shown).newest:
         body = done.body[1:-1]
@@ -103,7 +103,7 @@ async def inspect(engine: Engine, request: Request, scope: str, verbose: bool) -
 def _own(engine: Engine, text: str) -> tuple[Network | None, EngineError | None]:
     """This engine's network of that name or id, or why there is none."""
     try:
-        return engine.networks.get(text), None
+        return networks.own(engine, text), None
     except EngineError as error:
         return None, error
 

@@ -42,6 +42,8 @@ from engine.system.tasks import spawn
 from engine.system.threads import cancelled
 from engine.wire.networks import IPAM, IPAMConfig
 
+VNI = "com.docker.network.driver.overlay.vxlanid_list"
+"""The option that shows the VNI."""
 PORT = 4789
 """UDP port of VXLAN, until a session names another one."""
 SAVE_PAUSE = 0.5
@@ -178,7 +180,8 @@ class _Network:
             scope=SWARM,
             internal=given.internal,
             attachable=given.attachable,
-            options=dict(given.options),
+            ingress=given.ingress,
+            options=given.options | {VNI: str(given.vni)},
             labels=dict(given.labels),
             ipam=IPAM(config=[IPAMConfig(subnet=subnet, gateway=gateway) for subnet, gateway in given.subnets]),
             chosen_by_user=(4,),

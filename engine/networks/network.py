@@ -81,6 +81,8 @@ class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     scope: str = "local"
     internal: bool = False
     attachable: bool = False
+    ingress: bool = False
+    """A swarm balances published ports on it."""
     config_only: bool = False
     """The network only has configuration for others."""
     config_from: str = ""

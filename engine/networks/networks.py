@@ -195,6 +195,10 @@ class Networks:
             status=NetworkStatus(ipam=IPAMStatus(subnets=subnets)) if subnets else msgspec.UNSET,
         )
 
+    def absent(self, record: NetworkRecord) -> Network:
+        """A network of the swarm that is not on this host now, to be shown."""
+        return Network(record, _options_on_load(record), routes=False)
+
     def _fields(self, found: Network) -> dict[str, Any]:
         record = found.record
         ipam, options = record.ipam, record.options
@@ -213,7 +217,7 @@ class Networks:
             "ipam": ipam,
             "internal": record.internal,
             "attachable": record.attachable,
-            "ingress": found.overlay is not None and found.overlay.ingress,
+            "ingress": record.ingress,
             "config_from": ConfigReference(network=record.config_from),
             "config_only": record.config_only,
             "options": options,

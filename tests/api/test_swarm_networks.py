@@ -123,13 +123,22 @@ def test_refusals(node: Node) -> None:
 
 
 def test_a_worker(cluster: Cluster, node: Node) -> None:
-    key = create(node, "net")
+    key = create(node, "net", Attachable=True)
     worker = cluster[1]
     for version, status in (("1.24", 406), ("1.44", 503)):
         body = {"Name": "other", "Driver": "overlay"}
         refused(worker, "POST", "/networks/create", body, status, "This node is not a swarm manager", version)
     refused(worker, "GET", f"/networks/{key}", None, 404, f"network {key} not found")
     assert "net" not in names(worker)
+    until("the worker knows the network ingress", lambda: "ingress" in names(worker))
+    ingress = node.ask("GET", "/networks/ingress")
+    for text in ("ingress", ingress["Id"], ingress["Id"][:10]):
+        found = worker.ask("GET", f"/networks/{text}")
+        assert strict.faults(found, strict.NETWORK) == []
+        assert found | {"Peers": ingress["Peers"]} == ingress
+    assert names(worker, '?filters={"driver":["overlay"]}') == ["ingress"]
+    for version, status in (("1.24", 406), ("1.44", 503)):
+        refused(worker, "DELETE", "/networks/ingress", None, status, "This node is not a swarm manager", version)
 
 
 def test_services(node: Node) -> None:
