@@ -106,7 +106,12 @@ def kernel_routes(node: Node, vni: int) -> dict[str, str]:
     if vni not in overlays:
         return {}
     for destination, route in packets.routes(overlays[vni]).items():
-        if "/" not in destination and not destination.startswith("169.254.") and "local" not in route.get("type", ""):
+        if (
+            destination != "default"
+            and "/" not in destination
+            and not destination.startswith("169.254.")
+            and "local" not in route.get("type", "")
+        ):
             found[destination] = str(route.get("gateway", ""))
     return found
 
