@@ -98,7 +98,9 @@ class Networks:
         except OSError as error:
             raise ServerError(f"bridge {self._default_bridge}: {error.strerror or error}") from error
         try:
-            self._repair = Repair(self.drivers.bridges, self.by_id, self._changing, self.workers.run)
+            self._repair = Repair(
+                self.drivers.bridges, self.by_id, self._changing, self.workers.run, self.overlays.links_removed
+            )
         except OSError as error:
             _log.warning("a deleted bridge will be restored only when a container needs it: %s", error)
 

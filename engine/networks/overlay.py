@@ -29,12 +29,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import secrets
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 from engine.errors import EngineError, ServerError
@@ -90,13 +92,16 @@ _PATIENCE = 5.0
 class Space:
     """A network's namespace on this host."""
 
-    def __init__(self, descriptor: int, inside: RouteSocket) -> None:
+    def __init__(self, descriptor: int, inside: RouteSocket, disturbances: rtnl.Disturbances) -> None:
         self.descriptor = descriptor
         """Owned by the space."""
         self.inside = inside
+        self.disturbances = disturbances
         self.lock = threading.RLock()
         self.vxlan = 0
         """Index of the VXLAN's link; 0: there is none yet."""
+        self.uplink = 0
+        """Index of the link's end on the host; 0: there is none."""
         self.peers: dict[IPv4Address, IPv4Address] = {}
         """Remote endpoints → the data address of their node."""
         self.nodes: dict[IPv4Address, int] = {}
@@ -123,6 +128,7 @@ class Space:
         """The namespace goes unless the monitor has its descriptor, too."""
         if not self.closed:
             self.closed = True
+            self.disturbances.close()
             self.inside.close()
             os.close(self.descriptor)
 
@@ -139,6 +145,9 @@ class OverlayDriver:
         self._alias = alias
         self._spaces: dict[str, Space] = {}
         self._endpoints: dict[str, tuple[Space, IPv4Address]] = {}
+        self._lingering: deque[tuple[Space, str]] = deque()
+        self.lingers: Callable[[], None] = lambda: None
+        """Called when `clear` will have work in `LINGER` seconds."""
 
     def close(self) -> None:
         """Close the descriptors. The namespaces stay for running containers."""
@@ -284,6 +293,7 @@ class OverlayDriver:
             space.pair = own[0].interface.network
         assert outer is not None
         assert inner is not None
+        space.uplink = outer.ifindex
         space.inside.apply(rtnl.add_route(_DEFAULT, inner.ifindex, space.pair[0]))
         self._links.apply(*(rtnl.add_route(each, outer.ifindex, space.pair[1]) for each in space.led))
         ruled = self._complete_rules(found, space, made)
@@ -558,8 +568,20 @@ class OverlayDriver:
                     space.inside.apply(rtnl.add_route(_host(address), space.vxlan, space.peers[address]))
 
     def released(self, endpoint_id: str) -> None:
-        """The kernel removes the veth with the container's namespace."""
-        self._left(endpoint_id)
+        """The kernel removes the veth with the container's namespace, unless a process holds that:
+        then `clear` does.
+        """
+        if endpoint_id in self._endpoints:
+            self._lingering.append((self._endpoints[endpoint_id][0], sandboxes.host_end(endpoint_id)))
+            self._left(endpoint_id)
+            self.lingers()
+
+    def clear(self, count: int) -> None:
+        """Delete what remains of the `count` endpoints that were released first."""
+        for space, end in [self._lingering.popleft() for _ in range(min(count, len(self._lingering)))]:
+            with space.lock:
+                if not space.closed:
+                    _apply_removals(space.inside, [rtnl.delete_link(end)])
 
     def _left(self, endpoint_id: str) -> IPv4Address | None:
         """Forget an endpoint; returns its address."""
@@ -574,19 +596,27 @@ class OverlayDriver:
 def _new() -> Space:
     with namespaces.new_network() as descriptor:
         sysctls.write(_SETTINGS)
-        inside = RouteSocket()
-    return Space(descriptor, inside)
+        return _space(descriptor)
 
 
 def _opened(descriptor: int) -> Space:
-    own = os.dup(descriptor)
+    own = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
     try:
         with namespaces.inside_network(own):
-            inside = RouteSocket()
+            return _space(own)
     except BaseException:
         os.close(own)
         raise
-    return Space(own, inside)
+
+
+def _space(descriptor: int) -> Space:
+    """For the namespace of this thread, whose descriptor it takes."""
+    inside = RouteSocket()
+    try:
+        return Space(descriptor, inside, rtnl.Disturbances(inside))
+    except BaseException:
+        inside.close()
+        raise
 
 
 @contextlib.contextmanager

@@ -22,15 +22,21 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.errors import EngineError, Forbidden, NotFound, ServerError
-from engine.networks import endpoints, network, overlay
+from engine.networks import endpoints, network, overlay, sandboxes
 from engine.networks.balance import Balance
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network, Sandbox
 from engine.networks.ingress import Ingress, Port, Ports, remove_leftovers
 from engine.networks.names import Names, NameTable
 from engine.networks.network import NetworkRecord, NetworkStore, Overlay
+from engine.networks.overlay import Space
 from engine.system.netfilter import NetfilterError
+from engine.system.netlink.rtnl import Disturbances
+from engine.system.tasks import spawn
 from engine.system.threads import cancelled, uninterrupted
+
+PAUSE = 0.2
+"""Seconds between a notice about a change by another program and the repair."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,11 +64,12 @@ class Keeper(Protocol):
 class _Adopted:
     """One network of the swarm on this node."""
 
-    __slots__ = ("balance", "found", "lock", "name")
+    __slots__ = ("balance", "disturbances", "found", "lock", "name")
 
-    def __init__(self, found: Network, name: str, balance: Balance) -> None:
+    def __init__(self, found: Network, name: str, balance: Balance, disturbances: Disturbances) -> None:
         self.found = found
         self.balance = balance
+        self.disturbances = disturbances
         self.name = name
         """Under which the keeper holds its namespace."""
         self.lock = asyncio.Lock()
@@ -88,6 +95,10 @@ class Overlays:
         """The network by which the nodes reach tasks, if there is one on this node."""
         self._ports = asyncio.Lock()
         """Held for changes of published ports, in their order."""
+        self._disturbed_ones: set[str] = set()
+        self._mending: asyncio.Task[None] | None = None
+        self._released = 0
+        self._clearing: asyncio.TimerHandle | None = None
         self.keeper: Keeper | None = None
         """Set before the first `adopt`. Without one, containers lose their networks when the daemon
         is killed.
@@ -106,10 +117,14 @@ class Overlays:
             known = self._all.get(record.id)
             if known is not None:
                 async with known.lock:
-                    if (known.found.record, known.found.overlay) != (record, meant):
-                        known.found.overlay = meant
-                        await self._in_thread(self._made, known.found, -1)
-                        known.found.record = record
+                    before = known.found.record, known.found.overlay
+                    if before != (record, meant):
+                        known.found.record, known.found.overlay = record, meant
+                        try:
+                            await self._in_thread(self._made, known.found, -1)
+                        except BaseException:
+                            known.found.record, known.found.overlay = before
+                            raise
                         self._store.show(record)
                     return known.found
             name = f"overlay {meant.vni} {record.id[:12]}"
@@ -122,11 +137,13 @@ class Overlays:
                     if other.startswith(f"overlay {meant.vni} ") and other != name:
                         self.keeper.let_go(other)
             kept = self.keeper.held.get(name, -1) if self.keeper is not None else -1
-            descriptor = await self._in_thread(self._made, found, kept)
+            space = await self._in_thread(self._made, found, kept)
             if self.keeper is not None and kept < 0:
-                self.keeper.hold(name, descriptor)
-            balance = Balance(self._drivers.overlays.namespace(found), overlay.gateway(found))
-            self._all[record.id] = _Adopted(found, name, balance)
+                self.keeper.hold(name, space.descriptor)
+            self._drivers.overlays.lingers = self._lingers
+            balance = Balance(space.descriptor, overlay.gateway(found))
+            adopted = self._all[record.id] = _Adopted(found, name, balance, space.disturbances)
+            asyncio.get_running_loop().add_reader(space.disturbances.fileno(), self._disturbed, adopted)
             self._by_id[record.id] = found
             self._store.show(record)
             if meant.ingress:
@@ -159,13 +176,13 @@ class Overlays:
             except (NetfilterError, OSError) as error:
                 _log.warning("cannot remove the rules of published ports of services: %s", error)
 
-    def _made(self, found: Network, kept: int) -> int:
-        """In a thread. Returns the descriptor of its namespace."""
+    def _made(self, found: Network, kept: int) -> Space:
+        """In a thread."""
         try:
             assert found.overlay is not None
             mtu = network.options(found.record).mtu or self._drivers.mtu(found.overlay)
             found.options = msgspec.structs.replace(found.options, bridge=f"ov-{found.record.id[:12]}", mtu=mtu)
-            return self._drivers.overlays.adopt(found, kept).descriptor
+            return self._drivers.overlays.adopt(found, kept)
         except OSError as error:
             raise ServerError(f"network {found.record.name}: {error.strerror or error}") from error
 
@@ -186,6 +203,7 @@ class Overlays:
                 if known.found.sandboxes:
                     raise Forbidden(f"network {record.name} id {record.id} has active endpoints")
                 del self._all[network_id]
+                asyncio.get_running_loop().remove_reader(known.disturbances.fileno())
                 self._names.take_all(network_id)
                 await self._in_thread(known.balance.close)
                 self._by_id.pop(network_id, None)
@@ -201,11 +219,17 @@ class Overlays:
         """Forget the networks. Those of running containers stay in the kernel, and so do published
         ports unless `remove` is given.
         """
-        for task in [*self._forgetting]:
+        if self._clearing is not None:
+            self._clearing.cancel()
+        for known in self._all.values():
+            asyncio.get_running_loop().remove_reader(known.disturbances.fileno())
+        for task in [*self._forgetting, *([self._mending] if self._mending is not None else [])]:
             await cancelled(task)
         await self._close_ingress(None, remove=remove)
         for known in self._all.values():
             await self._in_thread(known.balance.close)
+            if remove and self.keeper is not None:
+                self.keeper.let_go(known.name)
         self._all.clear()
 
     def adopted(self) -> list[Network]:
@@ -335,14 +359,21 @@ class Overlays:
         """Compare with the kernel, and put back what other programs removed. Returns True if
         anything was missing.
         """
+        return await self._mend([*self._all])
+
+    async def _mend(self, ids: Iterable[str]) -> bool:
         changed = False
-        for known in [*self._all.values()]:
+        for known in [self._all[each] for each in ids if each in self._all]:
             async with known.lock:
                 if known.found.record.id not in self._all:
                     continue
                 try:
                     missing, plugged = await self._in_thread(self._drivers.overlays.mend, known.found)
-                    changed |= missing
+                    if missing:
+                        changed = True
+                        _log.warning(
+                            "network %s: parts of it were missing and have been restored", known.found.record.name
+                        )
                     await self._rerouted(known.found, plugged)
                     changed |= await self._in_thread(known.balance.mend)
                 except (EngineError, NetfilterError, OSError) as error:
@@ -365,6 +396,43 @@ class Overlays:
         for each in plugged:
             gateways = endpoints.default_gateways(each.endpoints.values(), self._by_id)
             await self._in_thread(self._drivers.route, each.container_id, found, each.namespace, gateways)
+
+    # --- repair -----------------------------------------------------------------------------------
+
+    def links_removed(self, indexes: Collection[int] | None) -> None:
+        """Links of the host were removed; None: perhaps any."""
+        spaces = self._drivers.overlays
+        for known in self._all.values():
+            if indexes is None or spaces.space(known.found).uplink in indexes:
+                self._mend_soon(known)
+
+    def _disturbed(self, known: _Adopted) -> None:
+        if known.disturbances.take():
+            self._mend_soon(known)
+
+    def _mend_soon(self, known: _Adopted) -> None:
+        self._disturbed_ones.add(known.found.record.id)
+        if self._mending is None:
+            self._mending = spawn(self._mend_disturbed(), "repairing the swarm's networks")
+
+    async def _mend_disturbed(self) -> None:
+        try:
+            while self._disturbed_ones:
+                await asyncio.sleep(PAUSE)  # more notices follow, of one program's work
+                ids, self._disturbed_ones = self._disturbed_ones, set()
+                await self._mend(ids)
+        finally:
+            self._mending = None
+
+    def _lingers(self) -> None:
+        """An endpoint was released (`OverlayDriver.clear`)."""
+        self._released += 1
+        if self._clearing is None:
+            self._clearing = asyncio.get_running_loop().call_later(sandboxes.LINGER, self._clear)
+
+    def _clear(self) -> None:
+        count, self._released, self._clearing = self._released, 0, None
+        spawn(self._in_thread(self._drivers.overlays.clear, count), "links of ended containers")
 
     def _known(self, network_id: str) -> _Adopted:
         known = self._all.get(network_id)

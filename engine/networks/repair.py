@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from engine.errors import EngineError
 from engine.networks.bridge import BridgeDriver
@@ -31,16 +31,23 @@ class Repair:
     """Watches from its creation until `close`."""
 
     def __init__(
-        self, bridges: BridgeDriver, networks: Mapping[str, Network], changing: asyncio.Lock, in_thread: InThread
+        self,
+        bridges: BridgeDriver,
+        networks: Mapping[str, Network],
+        changing: asyncio.Lock,
+        in_thread: InThread,
+        others: Callable[[Collection[int] | None], None],
     ) -> None:
         """`networks`, by id, are read at each notice.
 
-        `changing` keeps them from being removed meanwhile.
+        `changing` keeps them from being removed meanwhile. `others` gets the indexes of the links,
+        too.
         """
         self._bridges = bridges
         self._networks = networks
         self._changing = changing
         self._in_thread = in_thread
+        self._others = others
         self._gone: set[str] = set()
         """Ids of networks whose bridge was deleted."""
         self._returning: asyncio.Task[None] | None = None
@@ -49,6 +56,7 @@ class Repair:
 
     def _removed(self) -> None:
         indexes = self._removals.take()
+        self._others(indexes)
         for found in self._networks.values():
             link = found.link
             if link is not None and (indexes is None or link.ifindex in indexes) and self._bridges.made(found):

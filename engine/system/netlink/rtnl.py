@@ -77,7 +77,7 @@ _BATCH = 64
 """Requests in one send. The socket's buffer must have room for all acknowledgements, because they
 are read after the send.
 """
-_GROUP_LINK = 1
+_GROUP_LINK, _GROUP_NEIGHBOUR, _GROUP_ADDRESS, _GROUP_ROUTE = 1, 3, 5, 7
 
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
@@ -563,6 +563,42 @@ class Removals(Listener):
         """Indexes of the links that were removed since the last call. None if notices were lost."""
         notices, lost = self._arrived()
         return None if lost else {_LINK.unpack_from(each, HEADER.size)[2] for each in notices}
+
+
+class Disturbances(Listener):
+    """Notices that another program has removed a link, or a route, address or neighbour, from the
+    network namespace of the thread that makes this.
+
+    As with `Removals`, links whose name begins with `veth` wake no thread. Neither do changes by the
+    kernel itself and by the socket `own`.
+    """
+
+    def __init__(self, own: RouteSocket) -> None:
+        kind, name = HEADER.size + _LINK.size + 2, HEADER.size + _LINK.size + 4
+        program = (
+            (0x28, 0, 0, 4),
+            (0x15, 3, 0, as_loaded(_DELLINK)),
+            (0x15, 6, 0, as_loaded(_DELROUTE)),
+            (0x15, 5, 0, as_loaded(_DELADDR)),
+            (0x15, 4, 8, as_loaded(_DELNEIGH)),
+            (0x28, 0, 0, kind),
+            (0x15, 0, 6, as_loaded(_IFLA_IFNAME)),
+            (0x20, 0, 0, name),
+            (0x15, 4, 3, int.from_bytes(b"veth", "big")),
+            # the port of the socket that made the change
+            (0x20, 0, 0, 12),
+            (0x15, 2, 0, 0),
+            (0x15, 1, 0, int.from_bytes(struct.pack("=I", own.port), "big")),
+            (0x06, 0, 0, 0xFFFF),
+            (0x06, 0, 0, 0),
+        )
+        groups = _GROUP_LINK, _GROUP_NEIGHBOUR, _GROUP_ADDRESS, _GROUP_ROUTE
+        super().__init__(socket.NETLINK_ROUTE, program, *groups)
+
+    def take(self) -> bool:
+        """Take the waiting notices. Returns True if there was one, or if some were lost."""
+        notices, lost = self._arrived()
+        return bool(notices) or lost
 
 
 # --- answers --------------------------------------------------------------------------------------

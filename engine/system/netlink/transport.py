@@ -149,7 +149,7 @@ class Listener:
     A filter in the kernel drops unwanted notices, so they wake no thread.
     """
 
-    def __init__(self, family: int, program: Sequence[tuple[int, int, int, int]], group: int) -> None:
+    def __init__(self, family: int, program: Sequence[tuple[int, int, int, int]], *groups: int) -> None:
         """`program` is classic BPF (linux/filter.h), run on each message; 0 drops it."""
         kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
         self._socket = socket.socket(socket.AF_NETLINK, kind, family)
@@ -159,7 +159,7 @@ class Listener:
             self._socket.setsockopt(
                 socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", len(program), ctypes.addressof(kept))
             )
-            self._socket.bind((0, 1 << group - 1))
+            self._socket.bind((0, sum(1 << group - 1 for group in groups)))
         except BaseException:
             self._socket.close()
             raise
