@@ -569,8 +569,8 @@ class Disturbances(Listener):
     """Notices that another program has removed a link, or a route, address or neighbour, from the
     network namespace of the thread that makes this.
 
-    As with `Removals`, links whose name begins with `veth` wake no thread. Neither do changes by the
-    kernel itself and by the socket `own`.
+    As with `Removals`, links whose name begins with `veth` wake no thread. Neither do changes by
+    the kernel itself and by the socket `own`.
     """
 
     def __init__(self, own: RouteSocket) -> None:
