@@ -593,6 +593,9 @@ class NodeNetworks:
         return tuple(sorted(found))
 
     async def _apply_services(self, network: _Network, services: Iterable[str]) -> None:
+        """No container asks for a virtual address on the ingress network."""
+        if network.definition.ingress:
+            return
         put: dict[IPv4Address, Backends] = {}
         left: set[IPv4Address] = set()
         now: dict[str, tuple[IPv4Address, Backends] | None] = {}

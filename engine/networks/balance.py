@@ -35,7 +35,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address
 
 from engine.networks import slots
-from engine.system import namespaces, netfilter
+from engine.system import namespaces, netfilter, sysctls
 from engine.system.netfilter import NetfilterError
 from engine.system.netlink.conntrack import ConntrackSocket
 from engine.system.netlink.nft import Element, NftSocket
@@ -46,6 +46,11 @@ TABLE = "engined-services"
 
 _LARGEST = 60_000
 """Elements that are written in one transaction, unless one service has more."""
+
+_LIBERAL = {"netfilter/nf_conntrack_tcp_be_liberal": "1"}
+"""A late packet of a backend is still one of its connection. Otherwise it would reach the client
+with the backend's own address, and the client would reset the connection.
+"""
 
 _SETS = ("services", "addresses", "slots", "self")
 
@@ -264,6 +269,8 @@ class Balance:
             # Perhaps the sets are those of another version of this engine.
             netfilter.run(f"add table inet {TABLE}\ndelete table inet {TABLE}\n{text}")
         self._layout = kernel.layout(TABLE)
+        with contextlib.suppress(OSError):
+            sysctls.write(_LIBERAL)
 
     def _read(self, kernel: NftSocket) -> dict[str, dict[bytes, Element]]:
         return {name: kernel.elements(TABLE, name) for name in _SETS}

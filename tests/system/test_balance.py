@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -319,6 +320,8 @@ def test_a_network_without_services_has_no_table(net: Net) -> None:
     assert "table" not in net.inside(net.namespace, lambda: netfilter.run("list tables"))
     made.set({SERVICE: net.addresses[1:2]})
     assert net.ask(0, SERVICE).startswith("1 ")
+    liberal = Path("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+    assert net.inside(net.namespace, liberal.read_text) == "1\n"
     made.close()
     with pytest.raises(netfilter.NetfilterError, match="not on this node"):
         made.set({SERVICE: net.addresses[2:3]})
