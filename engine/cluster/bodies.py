@@ -18,6 +18,7 @@ import msgspec
 
 from engine.errors import InvalidParameter
 from engine.manager.messages import Assigned
+from engine.networks.requested import DATAGRAMS_OPTION
 from engine.templates import Value, expand
 from engine.wire.containers import (
     CreateBody,
@@ -190,8 +191,18 @@ def _networks(task: Assigned, spec: ServiceSpec, name_of: Callable[[str], str]) 
     more = [name_of(network) for network in task.addresses if network not in targets]
     if more or endpoints:
         endpoints = endpoints or {names[0]: EndpointSettings()}
-        endpoints |= {name: EndpointSettings() for name in more}
+        # The only other one is ingress.
+        opts = {DATAGRAMS_OPTION: "1"} if _serves_datagrams(spec) else None
+        endpoints |= {name: EndpointSettings(driver_opts=opts) for name in more}
     return NetworkingConfig(endpoints_config=endpoints), names[0] if wanted else ""
+
+
+def _serves_datagrams(spec: ServiceSpec) -> bool:
+    """True if it publishes a port of UDP or SCTP by the network ingress."""
+    endpoint = spec.endpoint_spec
+    return endpoint is not None and any(
+        port.publish_mode != HOST and port.protocol not in ("", "tcp") for port in endpoint.ports
+    )
 
 
 def _is_shared(task: Assigned, each: NetworkAttachmentConfig) -> bool:

@@ -39,6 +39,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 import resource
 import socket
 import struct
@@ -321,6 +322,13 @@ class Ingress:
         self._let_go()
         return withdrawn
 
+    def retry(self) -> bool:
+        """Try again the ports that were in use on this host. Returns True if some still are."""
+        with self._lock:
+            if self._busy:
+                self._apply()
+            return bool(self._busy)
+
     def forget_datagrams(self, backends: Collection[IPv4Address]) -> None:
         """Forget the UDP connections of these backends unless they are back. Errors are logged."""
         with self._lock:
@@ -439,16 +447,11 @@ class Ingress:
     # --- repair -----------------------------------------------------------------------------------
 
     def mend(self) -> bool:
-        """Put back what other programs changed. Returns True if anything differed.
-
-        Ports that another program had are tried again.
-        """
+        """Put back what other programs changed. Returns True if anything differed."""
         with self._lock:
             changed = self._complete()
             if self._begun:
                 changed |= self._repair(True)
-                if self._busy:
-                    self._apply()
             return changed
 
     def _mend_host(self, elements: bool) -> bool:
@@ -517,9 +520,27 @@ def answer_by(
     with namespaces.inside_network(namespace):
         sysctls.write({f"ipv4/conf/{each}/rp_filter": "0" for each in ("all", link.name)})
         if datagrams:
-            netfilter.run(
-                _DATAGRAMS.format(table=TABLE, link=link.name, address=address, mark=_MARK, remembered=_REMEMBERED)
-            )
+            _answer_datagrams(link, address)
+
+
+def answer_datagrams(namespace: int, address: IPv4Address) -> None:
+    """Have a container that runs answer datagrams, too. One that does already is left as it is.
+
+    Takes the descriptor over. Raises OSError, NetfilterError.
+    """
+    try:
+        with namespaces.inside_network(namespace), NftSocket() as kernel, RouteSocket() as inside:
+            index = inside.owner(address)
+            link = next((link for link in inside.links() if link.ifindex == index), None)
+            if link is not None and not kernel.layout(TABLE, IPV4):
+                _add_rules(inside, [rtnl.add_rule(table=ROUTES, priority=ROUTES, marked=_MARK)])
+                _answer_datagrams(link, address)
+    finally:
+        os.close(namespace)
+
+
+def _answer_datagrams(link: Link, address: IPv4Address) -> None:
+    netfilter.run(_DATAGRAMS.format(table=TABLE, link=link.name, address=address, mark=_MARK, remembered=_REMEMBERED))
 
 
 def _add_rules(kernel: RouteSocket, rules: Sequence[Request]) -> bool:

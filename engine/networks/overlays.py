@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from typing import Any, Protocol
@@ -26,7 +27,7 @@ from engine.networks import endpoints, network, overlay, sandboxes
 from engine.networks.balance import Balance
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network, Sandbox
-from engine.networks.ingress import Ingress, Port, Ports, remove_leftovers
+from engine.networks.ingress import Ingress, Port, Ports, answer_datagrams, remove_leftovers
 from engine.networks.names import Names, NameTable
 from engine.networks.network import NetworkRecord, NetworkStore, Overlay
 from engine.networks.overlay import Space
@@ -40,6 +41,8 @@ PAUSE = 0.2
 
 _log = logging.getLogger(__name__)
 
+RETRY = 5.0
+"""Seconds between two attempts to take a published port that another program has."""
 ANSWER = 0.1
 """Seconds that a withdrawn backend has to answer the datagrams that it has got."""
 
@@ -93,6 +96,9 @@ class Overlays:
         self._adopting = asyncio.Lock()
         self._ingress: tuple[Network, Ingress] | None = None
         """The network by which the nodes reach tasks, if there is one on this node."""
+        self._answering: set[str] = set()
+        """Ids of endpoints whose containers answer datagrams."""
+        self._retrying: asyncio.Task[None] | None = None
         self._ports = asyncio.Lock()
         """Held for changes of published ports, in their order."""
         self._disturbed_ones: set[str] = set()
@@ -225,6 +231,8 @@ class Overlays:
             asyncio.get_running_loop().remove_reader(known.disturbances.fileno())
         for task in [*self._forgetting, *([self._mending] if self._mending is not None else [])]:
             await cancelled(task)
+        if self._retrying is not None:
+            await cancelled(self._retrying)
         await self._close_ingress(None, remove=remove)
         for known in self._all.values():
             await self._in_thread(known.balance.close)
@@ -326,16 +334,53 @@ class Overlays:
         async with self._ports:
             try:
                 if self._ingress is not None:
-                    _, ingress = self._ingress
+                    found, ingress = self._ingress
+                    await self._answer_datagrams(found, ports)
                     busy, withdrawn = await self._in_thread(ingress.set_ports, ports)
                     if withdrawn:
                         self._soon(self._move_datagrams(ingress, withdrawn))
+                    if busy and self._retrying is None:
+                        self._retrying = spawn(self._retry(), "taking published ports")
                     return busy
                 if not ports:
                     await self._in_thread(remove_leftovers, self._drivers.filter)
                 return dict.fromkeys(ports, "there is no ingress network on this node")
             except (NetfilterError, OSError) as error:
                 raise ServerError(f"published ports of services: {error}") from error
+
+    async def _retry(self) -> None:
+        """Take ports that other programs of this host have, once they give them up."""
+        try:
+            while self._ingress is not None:
+                await asyncio.sleep(RETRY)
+                async with self._ports:
+                    try:
+                        if self._ingress is None or not await self._in_thread(self._ingress[1].retry):
+                            return
+                    except (NetfilterError, OSError) as error:
+                        _log.error("published ports of services: %s", error)
+        finally:
+            self._retrying = None
+
+    async def _answer_datagrams(self, found: Network, ports: Ports) -> None:
+        """Prepare containers of this node for ports of UDP and SCTP that their service has got
+        since they began.
+        """
+        served = {each for (protocol, _), (_, backends) in ports.items() if protocol != "tcp" for each in backends}
+        if not served:
+            return
+        present = [(each, each.endpoints.get(found.record.id)) for each in found.sandboxes.values()]
+        self._answering &= {settings.endpoint_id for _, settings in present if settings is not None}
+        for sandbox, settings in present:
+            if settings is None or settings.endpoint_id in self._answering or sandbox.namespace < 0:
+                continue
+            address = IPv4Address(settings.ip_address)
+            if address in served:
+                self._answering.add(settings.endpoint_id)
+                try:
+                    await self._in_thread(answer_datagrams, os.dup(sandbox.namespace), address)
+                except (NetfilterError, OSError) as error:
+                    _log.error("container %s cannot answer datagrams: %s", sandbox.container_id, error)
 
     async def set_nodes(self, nodes: Mapping[str, IPv4Address]) -> None:
         """The data addresses of all nodes of the swarm, by id."""

@@ -21,6 +21,7 @@ _MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 
 IFNAME, SYSCTLS, DATAGRAMS = "endpoint.ifname", "endpoint.sysctls", "endpoint.datagrams"
 """Driver options, behind one of the prefixes of options."""
+DATAGRAMS_OPTION = f"engine.network.{DATAGRAMS}"
 
 # The docker CLI sends options of `--network` in lower case.
 _SYSCTL = re.compile(
