@@ -82,6 +82,10 @@ class Forbidden(EngineError):
     """403: the object refuses this operation as such, whatever its parameters."""
 
 
+class NotAttachable(Forbidden):
+    """403 of a start, too: a network of a swarm is not for plain containers."""
+
+
 class NotFound(EngineError):
     """404: no such object."""
 

@@ -27,7 +27,7 @@ import msgspec
 
 from engine.cluster.parts import Parts
 from engine.containers import settings as of_containers
-from engine.errors import EngineError, NotFound, ServerError
+from engine.errors import EngineError, Forbidden, NotAttachable, NotFound, ServerError
 from engine.manager.frames import Connection
 from engine.manager.messages import Assigned, Attach, Attached, Detach
 from engine.networks.attachments import Lent
@@ -46,6 +46,8 @@ LINGER = 2.0
 """Seconds that an attachment is kept for the next run of its container."""
 BOOT_LINGER = 30.0
 """The same for containers that did not run when the daemon started."""
+GIVE_BACK_LIMIT = 2.0
+"""Seconds that the end of a container waits for the managers."""
 LEAVE_LIMIT = 5.0
 """Seconds in which all are given back by a node that leaves."""
 AGAIN = 2.0
@@ -183,10 +185,27 @@ class Attaching:
         return Lent(found, {4: IPv4Address(row.address)})
 
     def release(self, container_id: str, network_id: str) -> None:
-        """The endpoint was removed. Its address is kept for a moment, for a restart."""
+        """The endpoint was not made. Its address is kept for a moment, for the next try."""
         attachment = self._of.get((container_id, network_id))
         if attachment is not None:
             self._end_later(attachment, LINGER)
+
+    async def give_back(self, container_id: str, network_id: str) -> None:
+        """The endpoint was removed, and so is the attachment, unless the container is about to
+        start again.
+        """
+        attachment = self._of.get((container_id, network_id))
+        if attachment is None:
+            return
+        container = self._parts.containers.find(container_id)
+        if container is not None and container.starts:
+            self._end_later(attachment, LINGER)
+            return
+        try:
+            async with asyncio.timeout(GIVE_BACK_LIMIT):
+                await self._end(attachment)
+        except (EngineError, TimeoutError, ConnectionError):
+            self._return(attachment)
 
     # --- attachments ------------------------------------------------------------------------------
 
@@ -209,6 +228,8 @@ class Attaching:
                 await self._online.wait()
                 assert self._connection is not None
                 answer = await self._connection.ask(ask, timeout=ATTACH_LIMIT)
+        except Forbidden as error:
+            raise NotAttachable(error.message) from error
         except (TimeoutError, ConnectionError) as error:
             raise ServerError(
                 f"network {ask.network}: no manager of the swarm has attached the container in time"

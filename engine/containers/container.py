@@ -48,6 +48,7 @@ from engine.errors import (
     EngineError,
     Forbidden,
     InvalidParameter,
+    NotAttachable,
     NotFound,
     NotModified,
     ServerError,
@@ -141,6 +142,11 @@ class Container:
     @property
     def running(self) -> bool:
         return self.record.status.state in RUNNING
+
+    @property
+    def starts(self) -> bool:
+        """A start is in progress, or is planned by its restart policy."""
+        return len(self._starts) > 0 or self.record.status.state == State.RESTARTING
 
     @property
     def directory(self) -> Path:
@@ -414,13 +420,13 @@ class Container:
     def _failure(self, error: Exception) -> oci.Failure:
         """The client's error for a failed start, and the exit code to keep.
 
-        A start has no 403.
+        A start has no 403, except for a network of a swarm that refuses the container.
         """
         if isinstance(error, LaunchFailed):
             return oci.start_failure(error.reason, self.record.path)
         if not isinstance(error, EngineError):
             error = ServerError(f"Cannot start container {self.id}: {error}")
-        if isinstance(error, Forbidden):
+        if isinstance(error, Forbidden) and not isinstance(error, NotAttachable):
             error = ServerError(error.message)
         return oci.Failure(error, oci.failure_code(error.message))
 

@@ -84,7 +84,11 @@ class Lender(Protocol):
         ...
 
     def release(self, container_id: str, network_id: str) -> None:
-        """The endpoint was removed, or was not made. Does not block."""
+        """The endpoint was not made. Does not block."""
+        ...
+
+    async def give_back(self, container_id: str, network_id: str) -> None:
+        """The endpoint was removed. Raises nothing."""
         ...
 
 
@@ -209,10 +213,10 @@ class Attachments:
         undo.callback(self.lender.release, container_id, lent.found.record.id)
         return lent
 
-    def _return(self, container_id: str, found: Network) -> None:
+    async def _give_back(self, container_id: str, found: Network) -> None:
         """Its endpoint on the network is gone."""
         if self.lender is not None and found.record.scope == SWARM:
-            self.lender.release(container_id, found.record.id)
+            await self.lender.give_back(container_id, found.record.id)
 
     async def opened(self, container_id: str) -> tuple[Published, ...]:
         """Wait until the published ports of a container that has joined are open.
@@ -247,6 +251,7 @@ class Attachments:
                 await self._publishing.withdraw(container_id)
             finally:
                 made = sandbox.namespace >= 0
+                left = []
                 sandboxes.close(sandbox.namespace)
                 self._resolver.close_for(container_id)
                 for network_id, settings in sandbox.endpoints.items():
@@ -255,7 +260,9 @@ class Attachments:
                         self._disappeared(found, sandbox, settings)
                         if made and found.pools:
                             self._drivers.of(found).released(settings.endpoint_id)
-                        self._return(container_id, found)
+                        left.append(found)
+                for found in left:
+                    await self._give_back(container_id, found)
 
     async def restore(
         self,
@@ -438,7 +445,7 @@ class Attachments:
                 await self._republish(sandbox)
             finally:
                 self._disappeared(found, sandbox, settings)
-                self._return(container_id, found)
+                await self._give_back(container_id, found)
             self._resolver.forward(container_id, self._leads_out(sandbox))
             try:
                 await self._reroute(sandbox, found, sandbox.endpoints.values())

@@ -101,8 +101,9 @@ async def test_a_restart_keeps_the_address_also_without_managers() -> None:
     here = Site()
     here.online()
     await here.lend()
+    here.containers["c1"] = SimpleNamespace(starts=True)
+    await here.attaching.give_back("c1", "n1")
     here.attaching.lost()
-    here.attaching.release("c1", "n1")
     await asyncio.sleep(0.05)
     assert (await here.lend()).addresses == {4: IPv4Address("10.0.0.2")}
     here.online()
@@ -115,9 +116,11 @@ async def test_an_attachment_is_given_back_when_its_container_has_left() -> None
     here = Site()
     here.online()
     await here.lend()
+    await here.attaching.give_back("c1", "n1")
+    assert not here.manager.attachments and here.attaching.in_use() == ()
+    await here.lend()
     here.manager.refusal = ConnectionError("cut")
-    here.attaching.release("c1", "n1")
-    await asyncio.sleep(0.05)
+    await here.attaching.give_back("c1", "n1")
     assert here.attaching.in_use() == ()
     here.manager.refusal = None
     async with asyncio.timeout(5):
@@ -216,7 +219,7 @@ async def test_a_task_has_the_address_that_came_with_it() -> None:
     here.attaching.task_of = {"c1": task}.get
     lent = await here.lend()
     assert lent.addresses == {4: IPv4Address("10.0.0.9")} and not here.manager.asked
-    here.attaching.release("c1", "n1")
+    await here.attaching.give_back("c1", "n1")
     await here.close()
 
 
