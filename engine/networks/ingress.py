@@ -76,7 +76,7 @@ _NODES = 99
 VXLAN, UPLINK = "vxlan0", "host0"
 """Links in the network's namespace, as `overlay.py` names them."""
 
-_SINK = IPv4Address("192.0.0.8")
+SINK = IPv4Address("192.0.0.8")
 """The gateway of marked answers, of which nothing but its MAC is used (RFC 7600)."""
 _SINK_MAC = "02:42:00:00:00:00"
 _MARK = 0x1E5
@@ -256,8 +256,8 @@ class Ingress:
         if vxlan is None:
             raise NetlinkError(errno.ENODEV, f"{VXLAN} is not in its namespace")
         routes.apply(
-            rtnl.add_neighbour(vxlan.ifindex, _SINK, _SINK_MAC),
-            rtnl.add_route(_ANYWHERE, vxlan.ifindex, _SINK, table=ROUTES),
+            rtnl.add_neighbour(vxlan.ifindex, SINK, _SINK_MAC),
+            rtnl.add_route(_ANYWHERE, vxlan.ifindex, SINK, table=ROUTES),
         )
         rules = [rtnl.add_rule(table=ROUTES, priority=ROUTES, marked=None)]
         if self._family == IPV4:

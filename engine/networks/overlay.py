@@ -44,7 +44,7 @@ from engine.networks import endpoints, host, ingress, sandboxes
 from engine.networks.driver import Gateways
 from engine.networks.endpoints import Network, Sandbox
 from engine.networks.filter import BridgeRules, Filter
-from engine.networks.ingress import UPLINK, VXLAN
+from engine.networks.ingress import SINK, UPLINK, VXLAN
 from engine.networks.ipam import mac_address
 from engine.networks.network import Overlay
 from engine.networks.sandboxes import Interface
@@ -361,7 +361,9 @@ class OverlayDriver:
             _apply_removals(space.inside, [each for address in space.unclaimed for each in _forget(space, address)])
             space.unclaimed.clear()
             wanted = {*space.nodes, *space.known}
-            strange = {each.address for each in space.inside.neighbours() if each.ifindex == space.vxlan} - wanted
+            strange = (
+                {each.address for each in space.inside.neighbours() if each.ifindex == space.vxlan} - wanted - {SINK}
+            )
             _apply_removals(space.inside, [each for node in strange for each in _from_node(space.vxlan, node)])
             self._complete_routes(space)
         return plugged
