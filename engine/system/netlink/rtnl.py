@@ -577,8 +577,10 @@ class Disturbances(Listener):
         kind, name = HEADER.size + _LINK.size + 2, HEADER.size + _LINK.size + 4
         program = (
             (0x28, 0, 0, 4),
-            (0x15, 3, 0, as_loaded(_DELLINK)),
-            (0x15, 6, 0, as_loaded(_DELROUTE)),
+            (0x15, 4, 0, as_loaded(_DELLINK)),
+            (0x15, 7, 0, as_loaded(_DELROUTE)),
+            # the removal of a neighbour is a change first, and then the kernel's
+            (0x15, 6, 0, as_loaded(_NEWNEIGH)),
             (0x15, 5, 0, as_loaded(_DELADDR)),
             (0x15, 4, 8, as_loaded(_DELNEIGH)),
             (0x28, 0, 0, kind),

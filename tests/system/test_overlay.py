@@ -1,0 +1,426 @@
+"""Overlay networks on the real kernel without a swarm: three hosts in network namespaces on one
+bridge, each with the networks of an engine, as the agent of a node calls them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import subprocess
+import threading
+import time
+from collections.abc import Coroutine, Iterator
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import pytest
+
+from engine.config import Config
+from engine.errors import Forbidden, NotFound, ServerError
+from engine.networks.attachments import Lent
+from engine.networks.network import NetworkRecord, Overlay
+from engine.networks.overlay import UPLINK, VXLAN
+from engine.storage.records import Records
+from engine.system import namespaces
+from engine.system.netlink import rtnl
+from engine.system.netlink.rtnl import RouteSocket
+from engine.wire.containers import EndpointSettings
+from engine.wire.networks import IPAM, IPAMConfig
+from tests.fakes.networks import Both
+from tests.harness import until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+T = TypeVar("T")
+
+HOSTS = 3
+NET = "10.88.0"
+
+
+class Keeper:
+    """Descriptors that outlive an engine, as the monitor holds them."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+
+    def hold(self, name: str, descriptor: int) -> None:
+        self.let_go(name)
+        self.held[name] = os.dup(descriptor)
+
+    def let_go(self, name: str) -> None:
+        if name in self.held:
+            os.close(self.held.pop(name))
+
+
+class Container(NamedTuple):
+    """A process in the namespace of a sandbox."""
+
+    name: str
+    endpoints: dict[str, EndpointSettings]
+    process: subprocess.Popen[bytes]
+    pidfd: int
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["nsenter", f"--net=/proc/{self.pid}/ns/net", *argv],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    def reaches(self, address: str) -> bool:
+        return self.run("busybox", "ping", "-c", "1", "-W", "1", "-s", "1422", address).returncode == 0
+
+    def routes(self) -> str:
+        return self.run("ip", "route").stdout
+
+
+class Host:
+    """A host with the networks of one engine, whose event loop runs in a thread there."""
+
+    def __init__(self, number: int, bridge: str, directory: Path) -> None:
+        self.address = f"{NET}.{number}"
+        self.keeper = Keeper()
+        self.containers: dict[str, Container] = {}
+        self.lending: dict[str, IPv4Address] = {}
+        self._directory = directory / str(number)
+        self._directory.mkdir()
+        with namespaces.new_network() as self.namespace:
+            pass
+        end = f"sw{secrets.token_hex(4)}"
+        place = f"/proc/{os.getpid()}/fd/{self.namespace}"
+        run("ip", "link", "add", end, "type", "veth", "peer", "name", "eth0", "netns", place)
+        run("ip", "link", "set", end, "master", bridge, "up")
+        self.inside("ip", "link", "set", "lo", "up")
+        self.inside("ip", "link", "set", "eth0", "up")
+        self.inside("ip", "address", "add", f"{self.address}/24", "dev", "eth0")
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.open()
+
+    def _run(self) -> None:
+        with namespaces.inside_network(self.namespace):
+            self.loop.run_forever()
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+
+    def inside(self, *argv: str) -> str:
+        return run("nsenter", f"--net=/proc/{os.getpid()}/fd/{self.namespace}", *argv)
+
+    def links(self) -> set[str]:
+        with namespaces.inside_network(self.namespace), RouteSocket() as kernel:
+            return {link.name for link in kernel.links()}
+
+    # --- the engine -------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        async def opened() -> None:
+            self._records = Records(self._directory / "state.db")
+            self.networks = Both(Config(), self._records)
+            await self.networks.open()
+            self.overlays.keeper = self.keeper
+            self.networks.lender = self
+
+        self.do(opened())
+
+    def close(self, *, remove: bool) -> None:
+        async def closed() -> None:
+            await self.networks.close(remove)
+            self._records.close()
+
+        self.do(closed())
+
+    def end(self) -> None:
+        for each in [*self.containers]:
+            self.leave(each)
+        self.close(remove=True)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+        os.close(self.namespace)
+
+    @property
+    def overlays(self) -> Any:
+        return self.networks.overlays
+
+    def adopt(self, record: NetworkRecord, vni: int = 4097) -> None:
+        self.do(self.overlays.adopt(record, Overlay(vni=vni, port=4789, local=IPv4Address(self.address))))
+
+    def peers(self, record: NetworkRecord, put: dict[str, str], *gone: str) -> None:
+        by_address = {IPv4Address(address): IPv4Address(node) for address, node in put.items()}
+        self.do(self.overlays.set_peers(record.id, by_address, [IPv4Address(each) for each in gone]))
+
+    def start(self, name: str, *addresses: tuple[NetworkRecord, str]) -> Container:
+        wanted = {record.name: EndpointSettings(network_id=record.id) for record, _ in addresses}
+        self.lending |= {record.name: IPv4Address(address) for record, address in addresses}
+        first = addresses[0][0].name
+        joined = self.do(self.networks.join(name, name, wanted, first))
+        process = subprocess.Popen(["nsenter", f"--net={joined.path}", "sleep", "1000"])
+        until("it is there", lambda: same(f"/proc/{process.pid}/ns/net", joined.path))
+        made = self.containers[name] = Container(name, joined.endpoints, process, os.pidfd_open(process.pid))
+        return made
+
+    async def lend(self, container_id: str, name: str, key: str, settings: EndpointSettings) -> Lent:
+        """In place of the managers."""
+        return Lent(self.networks.by_id[settings.network_id], {4: self.lending[key]})
+
+    def release(self, container_id: str, network_id: str) -> None:
+        """It is not needed here."""
+
+    def leave(self, name: str) -> None:
+        container = self.containers.pop(name)
+        container.process.kill()
+        container.process.wait()
+        os.close(container.pidfd)
+        self.do(self.networks.leave(name))
+
+    def restore(self) -> None:
+        """The containers that ran on without an engine."""
+        for each in self.containers.values():
+            self.do(self.networks.restore(each.name, each.name, each.endpoints, each))
+        self.do(self.networks.settle())
+
+    def space(self, record: NetworkRecord) -> Any:
+        return self.networks.drivers.overlays.space(self.networks.by_id[record.id])
+
+
+def same(one: str, other: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samefile(one, other)
+    return False
+
+
+def run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, (command, done.stderr)
+    return done.stdout
+
+
+def network(name: str, subnet: str, gateway: str, **fields: Any) -> NetworkRecord:
+    ipam = IPAM(config=[IPAMConfig(subnet=subnet, gateway=gateway)])
+    fixed = {"driver": "overlay", "scope": "swarm", "created": time.time_ns()}
+    return NetworkRecord(id=secrets.token_hex(32), name=name, ipam=ipam, **fixed, **fields)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[Host]]:
+    bridge = f"sw{secrets.token_hex(4)}"
+    run("ip", "link", "add", bridge, "type", "bridge")
+    run("ip", "link", "set", bridge, "up")
+    before = len(os.listdir("/proc/self/fd"))
+    made: list[Host] = []
+    try:
+        for number in range(1, HOSTS + 1):
+            made.append(Host(number, bridge, tmp_path))
+        yield made
+    finally:
+        for each in made:
+            each.end()
+        run("ip", "link", "delete", bridge)
+    assert not any(each.keeper.held for each in made)
+    until("descriptors closed", lambda: len(os.listdir("/proc/self/fd")) <= before + 1)
+
+
+@pytest.fixture
+def web() -> NetworkRecord:
+    return network("web", "10.0.0.0/20", "10.0.0.1")
+
+
+def spread(hosts: list[Host], record: NetworkRecord, prefix: str, vni: int) -> list[Container]:
+    """A container on each host, with an address that ends in the host's number and 0."""
+    nodes = {f"{prefix}.{number}0": host.address for number, host in enumerate(hosts, 1)}
+    made = []
+    for host, address in zip(hosts, nodes, strict=True):
+        host.adopt(record, vni)
+        host.peers(record, nodes)
+        made.append(host.start(f"{record.name}-{address}", (record, address)))
+    return made
+
+
+def test_traffic(hosts: list[Host], web: NetworkRecord) -> None:
+    """Between hosts and beyond them; not out of an internal network, and not between networks."""
+    inner = network("inner", "10.0.16.0/20", "10.0.16.1", internal=True)
+    containers = spread(hosts, web, "10.0.0", 4097)
+    others = spread(hosts, inner, "10.0.16", 4098)
+    assert "10.0.0.0/20 via 10.0.0.1" in containers[0].routes()
+    assert "mtu 1450" in containers[0].run("ip", "link", "show", "eth0").stdout
+    for each in containers:
+        for address in ("10.0.0.10", "10.0.0.20", "10.0.0.30", "10.0.0.1", f"{NET}.2"):
+            assert each.reaches(address), address
+        assert not each.reaches("10.0.0.40"), "no such endpoint"
+        assert not each.reaches("10.0.16.10"), "another network"
+    assert others[0].reaches("10.0.16.30")
+    assert "default" not in others[0].routes()
+    assert not others[0].reaches(f"{NET}.2")
+    assert f"ov-{inner.id[:12]}" not in hosts[0].links()
+
+    hosts[0].peers(web, {}, "10.0.0.30")
+    assert not containers[0].reaches("10.0.0.30")
+    hosts[0].peers(web, {"10.0.0.30": hosts[2].address})
+    assert containers[0].reaches("10.0.0.30")
+
+    both = hosts[1].start("both", (inner, "10.0.16.21"), (web, "10.0.0.21"))
+    hosts[0].peers(web, {"10.0.0.21": hosts[1].address})
+    hosts[0].peers(inner, {"10.0.16.21": hosts[1].address})
+    assert "default via 10.0.0.1" in both.routes()
+    assert containers[0].reaches("10.0.0.21") and others[0].reaches("10.0.16.21") and both.reaches(f"{NET}.3")
+
+
+def test_an_endpoint_moves(hosts: list[Host], web: NetworkRecord) -> None:
+    containers = spread(hosts, web, "10.0.0", 4097)
+    hosts[1].leave("web-10.0.0.20")
+    moved = hosts[2].start("moved", (web, "10.0.0.20"))
+    for host in hosts:
+        host.peers(web, {"10.0.0.20": hosts[2].address})
+    assert containers[0].reaches("10.0.0.20") and moved.reaches("10.0.0.10")
+    assert not hosts[0].space(web).nodes.get(IPv4Address(hosts[1].address)), "no endpoint is left there"
+
+
+def test_removal(hosts: list[Host], web: NetworkRecord) -> None:
+    """Nothing of a network is left, and its number is free at once."""
+    host = hosts[0]
+    for turn in range(3):
+        host.adopt(web)
+        host.adopt(web)
+        host.start(f"one{turn}", (web, "10.0.0.10"))
+        with pytest.raises(Forbidden, match="has active endpoints"):
+            host.do(host.overlays.drop(web.id))
+        host.leave(f"one{turn}")
+        assert host.networks.get("web").record == web
+        host.do(host.overlays.drop(web.id))
+        host.do(host.overlays.drop(web.id))
+        with pytest.raises(NotFound):
+            host.networks.get("web")
+        with pytest.raises(NotFound):
+            host.peers(web, {})
+        assert not host.keeper.held and host.links() <= {"lo", "eth0", "docker0", "engined0", *bridges(host)}
+    elsewhere = Overlay(vni=4097, port=4789, local=IPv4Address("10.99.99.99"))
+    with pytest.raises(ServerError, match="no link of this host has the data path address"):
+        host.do(host.overlays.adopt(web, elsewhere))
+    assert not host.keeper.held
+
+
+def bridges(host: Host) -> set[str]:
+    """The links of the default bridge."""
+    return {name for name in host.links() if name.startswith("veth")} | {host.networks.get("bridge").bridge}
+
+
+def test_another_holder_of_the_number(hosts: list[Host], web: NetworkRecord) -> None:
+    """Two networks cannot have one number. The second one leaves nothing behind."""
+    hosts[0].adopt(web)
+    other = network("other", "10.0.16.0/20", "10.0.16.1")
+    hosts[0].keeper.let_go(next(iter(hosts[0].keeper.held)))  # as an engine that shares this host
+    with pytest.raises(ServerError, match="VXLAN 4097 at UDP port 4789"):
+        hosts[0].adopt(other)
+    assert f"ov-{other.id[:12]}" not in hosts[0].links()
+
+
+def test_repair(hosts: list[Host], web: NetworkRecord) -> None:
+    """Links, routes and neighbours that another program removes are put back at once."""
+    containers = spread(hosts, web, "10.0.0", 4097)
+    host, space = hosts[0], hosts[0].space(web)
+
+    def disturb(*argv: str) -> None:
+        with namespaces.inside_network(space.descriptor):
+            run(*argv)
+        until(f"{argv} is undone", lambda: containers[0].reaches("10.0.0.20") and containers[0].reaches(f"{NET}.2"))
+
+    disturb("ip", "link", "delete", VXLAN)
+    disturb("ip", "link", "delete", UPLINK)
+    disturb("ip", "route", "delete", "10.0.0.20")
+    disturb("ip", "route", "delete", "10.0.0.10")
+    disturb("ip", "neighbour", "delete", hosts[1].address, "dev", VXLAN)
+    host.inside("ip", "link", "delete", f"ov-{web.id[:12]}")
+    until("the link to the host is back", lambda: containers[0].reaches(f"{NET}.2"))
+    with RouteSocketIn(space.descriptor) as kernel:
+        (end,) = (link.name for link in kernel.links() if link.name.startswith("veth"))
+        kernel.apply(rtnl.delete_link(end))
+    assert host.do(host.overlays.mend())
+    assert not host.do(host.overlays.mend())
+    assert containers[0].reaches("10.0.0.20") and containers[0].reaches(f"{NET}.2")
+
+
+@contextlib.contextmanager
+def RouteSocketIn(descriptor: int) -> Iterator[RouteSocket]:
+    with namespaces.inside_network(descriptor), RouteSocket() as kernel:
+        yield kernel
+
+
+def test_a_restart_of_the_engine(hosts: list[Host], web: NetworkRecord) -> None:
+    """Containers keep their connections meanwhile, and what has changed since is applied."""
+    containers = spread(hosts, web, "10.0.0", 4097)
+    host = hosts[0]
+    host.close(remove=False)
+    assert containers[0].reaches("10.0.0.20") and containers[1].reaches("10.0.0.10")
+    host.open()
+    host.adopt(web)
+    assert containers[0].reaches("10.0.0.20")
+    host.peers(web, {"10.0.0.30": hosts[2].address})
+    host.restore()
+    assert containers[0].reaches("10.0.0.30") and containers[0].reaches(f"{NET}.3")
+    assert not containers[0].reaches("10.0.0.20"), "it went meanwhile"
+    host.leave("web-10.0.0.10")
+    host.do(host.overlays.drop(web.id))
+
+
+def test_a_network_that_is_not_needed_after_a_restart(hosts: list[Host], web: NetworkRecord) -> None:
+    host = hosts[0]
+    host.adopt(web)
+    host.close(remove=False)
+    host.open()
+    host.restore()
+    assert not host.keeper.held
+    until("its link is gone", lambda: f"ov-{web.id[:12]}" not in host.links())
+    other = network("other", "10.0.16.0/20", "10.0.16.1")
+    host.adopt(other)
+
+
+def test_engine_and_keeper_have_died(hosts: list[Host], web: NetworkRecord) -> None:
+    """The kernel has removed the network. The containers run on, and are attached again."""
+    containers = spread(hosts, web, "10.0.0", 4097)
+    host = hosts[0]
+    host.close(remove=False)
+    for name in [*host.keeper.held]:
+        host.keeper.let_go(name)
+    until("the network has gone", lambda: f"ov-{web.id[:12]}" not in host.links())
+    assert not containers[0].reaches("10.0.0.20")
+    host.open()
+    host.adopt(web)
+    host.peers(web, {"10.0.0.20": hosts[1].address})
+    host.restore()
+    assert containers[0].reaches("10.0.0.20") and containers[0].reaches(f"{NET}.2")
+    assert containers[1].reaches("10.0.0.10")
+
+
+def test_the_options_of_a_network(hosts: list[Host]) -> None:
+    small = network("small", "10.0.0.0/24", "10.0.0.9", options={"com.docker.network.driver.mtu": "1300"})
+    hosts[0].adopt(small)
+    container = hosts[0].start("one", (small, "10.0.0.1"))
+    assert "mtu 1300" in container.run("ip", "link", "show", "eth0").stdout
+    assert container.reaches(f"{NET}.1") and container.reaches("10.0.0.9")
+
+
+def test_many_endpoints(hosts: list[Host], web: NetworkRecord) -> None:
+    """Thousands of peers are a matter of milliseconds, and change without a gap."""
+    container = spread(hosts, web, "10.0.0", 4097)[0]
+    many = {f"10.0.{1 + number // 250}.{number % 250 + 1}": f"{NET}.{100 + number % 100}" for number in range(3000)}
+    begun = time.monotonic()
+    hosts[0].peers(web, many)
+    assert time.monotonic() - begun < 2
+    assert len(hosts[0].space(web).nodes) == 102
+    assert container.reaches("10.0.0.20")
+    hosts[0].peers(web, {}, *many)
+    with RouteSocketIn(hosts[0].space(web).descriptor) as kernel:
+        assert len([each for each in kernel.routes() if each.ifindex == hosts[0].space(web).vxlan]) == 2
+        assert len(kernel.neighbours(forwarding=True)) >= 2
+    assert container.reaches("10.0.0.20")
