@@ -85,7 +85,7 @@ table inet {_TABLE} {{
 }}
 """
 _DEFAULT = IPv4Network("0.0.0.0/0")
-_PATIENCE = 5.0
+PATIENCE = 5.0
 """Seconds for which a VXLAN that a namespace on its way out still has is waited for."""
 
 
@@ -263,7 +263,7 @@ class OverlayDriver:
         request = rtnl.create_vxlan(
             VXLAN, namespace=space.descriptor, number=number, port=port, local=overlay.local, mac=mac, mtu=mtu
         )
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while (failure := self._links.outcomes([request])[0]) is not None:
             if failure.errno == errno.EOPNOTSUPP:
                 raise ServerError(f"network {found.record.name}: this kernel has no vxlan links") from failure

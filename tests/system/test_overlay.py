@@ -20,6 +20,7 @@ import pytest
 
 from engine.config import Config
 from engine.errors import Forbidden, NotFound, ServerError
+from engine.networks import overlay
 from engine.networks.attachments import Lent
 from engine.networks.network import NetworkRecord, Overlay
 from engine.networks.overlay import UPLINK, VXLAN
@@ -315,8 +316,9 @@ def bridges(host: Host) -> set[str]:
     return {name for name in host.links() if name.startswith("veth")} | {host.networks.get("bridge").bridge}
 
 
-def test_another_holder_of_the_number(hosts: list[Host], web: NetworkRecord) -> None:
+def test_another_holder_of_the_number(hosts: list[Host], web: NetworkRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two networks cannot have one number. The second one leaves nothing behind."""
+    monkeypatch.setattr(overlay, "PATIENCE", 0.2)
     hosts[0].adopt(web)
     other = network("other", "10.0.16.0/20", "10.0.16.1")
     hosts[0].keeper.let_go(next(iter(hosts[0].keeper.held)))  # as an engine that shares this host

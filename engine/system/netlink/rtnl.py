@@ -323,12 +323,6 @@ def create_vxlan(
     return Request(_NEWLINK, CREATE | EXCL, body, f"vxlan {number}")
 
 
-def create_dummy(name: str) -> Request:
-    body = _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + text(_IFLA_IFNAME, name)
-    body += nest(_IFLA_LINKINFO, text(_IFLA_INFO_KIND, "dummy"))
-    return Request(_NEWLINK, CREATE | EXCL, body, f"dummy {name}")
-
-
 def change_link(
     name: str,
     *,

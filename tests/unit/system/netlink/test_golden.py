@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Callable
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from pyroute2.netlink.nfnetlink.nftsocket import nft_set_elem_list_msg
 from pyroute2.netlink.rtnl.fibmsg import fibmsg
 from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.ndmsg import ndmsg
 from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
 from engine.system.netlink import codec, conntrack, nft, rtnl
@@ -111,6 +112,63 @@ LINKS: dict[str, tuple[Callable[[], Request], Callable[[], bytes]]] = {
                                 "VETH_INFO_PEER",
                                 nested(("IFLA_IFNAME", "eth0"), ("IFLA_NET_NS_FD", 9), ("IFLA_MTU", 1400)),
                             )
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    "veth with MACs": (
+        lambda: rtnl.create_veth("veth123", "eth0", 9, mac=MAC, peer_mac="02:42:01:02:03:05"),
+        lambda: link(
+            NEWLINK,
+            NEW,
+            ("IFLA_IFNAME", "veth123"),
+            ("IFLA_ADDRESS", MAC),
+            (
+                INFO,
+                nested(
+                    (KIND, "veth"),
+                    (
+                        DATA,
+                        nested(
+                            (
+                                "VETH_INFO_PEER",
+                                nested(
+                                    ("IFLA_IFNAME", "eth0"),
+                                    ("IFLA_NET_NS_FD", 9),
+                                    ("IFLA_ADDRESS", "02:42:01:02:03:05"),
+                                ),
+                            )
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    ),
+    "vxlan": (
+        lambda: rtnl.create_vxlan(
+            "vxlan0", namespace=9, number=4097, port=4789, local=IPv4Address("10.1.2.3"), mac=MAC, mtu=1450
+        ),
+        lambda: link(
+            NEWLINK,
+            NEW,
+            ("IFLA_IFNAME", "vxlan0"),
+            ("IFLA_ADDRESS", MAC),
+            ("IFLA_MTU", 1450),
+            ("IFLA_NET_NS_FD", 9),
+            (
+                INFO,
+                nested(
+                    (KIND, "vxlan"),
+                    (
+                        DATA,
+                        nested(
+                            ("IFLA_VXLAN_ID", 4097),
+                            ("IFLA_VXLAN_LOCAL", "10.1.2.3"),
+                            ("IFLA_VXLAN_LEARNING", 0),
+                            ("IFLA_VXLAN_PORT", 4789),
+                            ("IFLA_VXLAN_UDP_CSUM", 0),
                         ),
                     ),
                 ),
@@ -226,6 +284,19 @@ ADDRESSES: dict[str, tuple[Callable[[], Request], Callable[[], bytes]]] = {
             ("IFA_ADDRESS", "10.1.2.3"),
         ),
     ),
+    "IPv4 without a route": (
+        lambda: rtnl.add_address(5, IPv4Interface("10.1.2.3/20"), route=False),
+        lambda: theirs(
+            ifaddrmsg,
+            NEWADDR,
+            NEW,
+            {"family": socket.AF_INET, "prefixlen": 20, "index": 5},
+            ("IFA_LOCAL", "10.1.2.3"),
+            ("IFA_ADDRESS", "10.1.2.3"),
+            ("IFA_BROADCAST", "10.1.15.255"),
+            ("IFA_FLAGS", 0x200),
+        ),
+    ),
     "IPv6": (
         lambda: rtnl.add_address(5, IPv6Interface("fd00::2/64")),
         lambda: theirs(
@@ -292,6 +363,84 @@ def test_route_by_a_link(version: int, family: int, scope: int) -> None:
     fields = {"family": family, "dst_len": 0, "table": 254, "proto": 3, "scope": scope, "type": 1}
     wanted = theirs(rtmsg, NEWROUTE, CREATE | EXCL, fields, ("RTA_OIF", 7))
     assert ours(rtnl.add_link_route(version, 7)) == wanted
+
+
+ROUTE = IPv4Network("10.1.0.0/20")
+NODE = IPv4Address("192.168.7.2")
+PERMANENT, SELF, BRIDGE = 0x80, 2, 7
+
+
+def route(kind: int, flags: int, fields: dict[str, int], *attributes: tuple[str, Any]) -> bytes:
+    whole = {"family": socket.AF_INET, "dst_len": 20, "table": 254} | fields
+    return theirs(rtmsg, kind, flags, whole, ("RTA_DST", "10.1.0.0"), *attributes)
+
+
+def neighbour(kind: int, flags: int, fields: dict[str, int], *attributes: tuple[str, Any]) -> bytes:
+    return theirs(ndmsg, kind, flags, {"family": socket.AF_INET, "ifindex": 5} | fields, *attributes)
+
+
+OF_OVERLAYS: dict[str, tuple[Callable[[], Request], Callable[[], bytes]]] = {
+    "route to neighbours": (
+        lambda: rtnl.add_route(ROUTE, 5),
+        lambda: route(NEWROUTE, CREATE | REPLACE, {"proto": 3, "scope": 253, "type": 1, "flags": 0}, ("RTA_OIF", 5)),
+    ),
+    "route by a node": (
+        lambda: rtnl.add_route(ROUTE, 5, NODE),
+        lambda: route(
+            NEWROUTE,
+            CREATE | REPLACE,
+            {"proto": 3, "scope": 0, "type": 1, "flags": 4},
+            ("RTA_GATEWAY", "192.168.7.2"),
+            ("RTA_OIF", 5),
+        ),
+    ),
+    "route of a table": (
+        lambda: rtnl.add_route(ROUTE, 5, table=1000),
+        lambda: route(
+            NEWROUTE,
+            CREATE | REPLACE,
+            {"proto": 3, "scope": 253, "type": 1, "table": 1000 & 255},
+            ("RTA_OIF", 5),
+            ("RTA_TABLE", 1000),
+        ),
+    ),
+    "unreachable": (
+        lambda: rtnl.add_unreachable_route(ROUTE),
+        lambda: route(NEWROUTE, CREATE | REPLACE, {"proto": 3, "scope": 0, "type": 7}),
+    ),
+    "removal of a route": (
+        lambda: rtnl.delete_route(ROUTE, 5),
+        lambda: route(25, 0, {"proto": 0, "scope": 255, "type": 0}, ("RTA_OIF", 5)),
+    ),
+    "neighbour": (
+        lambda: rtnl.add_neighbour(5, NODE, MAC),
+        lambda: neighbour(28, CREATE | REPLACE, {"state": PERMANENT}, ("NDA_DST", str(NODE)), ("NDA_LLADDR", MAC)),
+    ),
+    "removal of a neighbour": (
+        lambda: rtnl.delete_neighbour(5, NODE),
+        lambda: neighbour(29, 0, {}, ("NDA_DST", str(NODE))),
+    ),
+    "forwarding": (
+        lambda: rtnl.add_forwarding(5, MAC, NODE),
+        lambda: neighbour(
+            28,
+            CREATE | REPLACE,
+            {"family": BRIDGE, "state": PERMANENT, "flags": SELF},
+            ("NDA_DST", str(NODE)),
+            ("NDA_LLADDR", MAC),
+        ),
+    ),
+    "removal of forwarding": (
+        lambda: rtnl.delete_forwarding(5, MAC, NODE),
+        lambda: neighbour(29, 0, {"family": BRIDGE, "flags": SELF}, ("NDA_DST", str(NODE)), ("NDA_LLADDR", MAC)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OF_OVERLAYS)
+def test_routes_and_neighbours_of_overlays(name: str) -> None:
+    mine, pyroute2s = OF_OVERLAYS[name]
+    assert ours(mine()) == pyroute2s()
 
 
 RULES: dict[str, tuple[dict[str, Any], dict[str, int], Attributes]] = {
