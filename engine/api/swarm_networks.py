@@ -145,6 +145,8 @@ async def remove(engine: Engine, request: Request) -> Reply:
         query = {"ingress": request.version.has(Flag.INGRESS_REMOVABLE)}
         await engine.cluster.call("networks.remove", text, query)
     except NotFound:
+        if own is None or not is_local(own):
+            raise
         return await networks.removed(engine, request)
     return empty_reply(request)
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from engine.manager import updates
-from engine.manager.records import SERVICE_STATUS, SERVICES, SPEC_VERSIONS, Task
+from engine.manager.records import CLAIMS, SERVICE_STATUS, SERVICES, SPEC_VERSIONS, Claim, Task, port_claim
 from engine.manager.states import Availability, NodeState, TaskState
-from engine.manager.store import Store
+from engine.manager.store import Put, Store
 from tests.fakes.clock import FakeClock
 from tests.fakes.swarm import Swarm, leading, seconds, spec
 
@@ -206,6 +206,33 @@ async def test_a_failure_rolls_back(store: Store, clock: FakeClock) -> None:
         service = store.record(SERVICES, web)
         assert service is not None and service.rollback
         assert service.spec == spec(replicas=5)
+
+
+async def test_a_rollback_claims_the_ports_of_the_previous_spec(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        await swarm.network("ingress", ingress=True)
+        ports = [{"TargetPort": 80, "PublishedPort": 8080, "PublishMode": "ingress", "Protocol": "tcp"}]
+        for taken in (False, True):
+            web = await swarm.create(f"web{taken}", replicas=2, ports=ports)
+            await swarm.run(1)
+            bad(swarm, web, "busybox:2")
+            if taken:
+                await store.commit([Put(CLAIMS, port_claim("tcp", 8080), Claim("other"))])
+            config = {"Parallelism": 2, "FailureAction": "rollback"}
+            await swarm.update(web, replicas=2, image="busybox:2", update=config)
+            await swarm.run(40)
+            service, status = store.record(SERVICES, web), store.record(SERVICE_STATUS, web)
+            claim = store.record(CLAIMS, port_claim("tcp", 8080))
+            assert service is not None and status is not None and claim is not None
+            if taken:
+                assert swarm.update_state(web) == "paused"
+                assert "port '8080' is already in use by service 'other'" in status.update.message
+                assert claim.holder == "other" and not service.rollback
+            else:
+                assert swarm.update_state(web) == "rollback_completed"
+                assert [port.published_port for port in service.ports] == [8080]
+                assert claim.holder == web
+                await swarm.remove(web)
 
 
 async def test_a_rollback_that_fails_is_paused(store: Store, clock: FakeClock) -> None:
