@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from engine.networks import network
+from engine.networks import ingress, network
 from engine.networks.endpoints import Network
 from engine.networks.filter import BridgeRules, Filter
 from engine.networks.ingress import Ingress
@@ -26,7 +26,8 @@ from engine.networks.ipam import mac_address
 from engine.networks.network import NetworkRecord, Overlay
 from engine.networks.overlay import OverlayDriver
 from engine.networks.sandboxes import Interface, empty
-from engine.system import namespaces
+from engine.system import namespaces, netfilter
+from engine.system.netlink.nft import NftSocket
 from engine.system.netlink.rtnl import RouteSocket
 from engine.wire.networks import IPAM, IPAMConfig
 
@@ -265,3 +266,173 @@ def test_the_task_sees_its_client_through_every_node(swarm: Swarm) -> None:
             assert seen == {("a", str(host.address)), ("b", str(host.address))}, (host.number, udp)
             seen = {host.ask("127.0.0.1", port, udp=udp) for _ in range(20)}
             assert seen == {("a", str(host.address)), ("b", str(host.address))}, (host.number, udp)
+
+
+def test_containers_of_a_node_are_seen_with_its_address(swarm: Swarm) -> None:
+    """Their own addresses mean nothing to other nodes."""
+    swarm.task(swarm.hosts[0], "10.255.0.5").serve("a", 8080)
+    asking = swarm.task(swarm.hosts[1], "10.255.0.6")
+    swarm.publish({("tcp", 80): (8080, ["10.255.0.5"])})
+    for entry in swarm.hosts:
+        assert asking.ask(str(entry.address), 80) == ("a", str(swarm.hosts[1].address))
+
+
+def test_one_port_of_a_client_towards_several_nodes(swarm: Swarm) -> None:
+    """For the task these are connections with one address and port, at the same time."""
+    swarm.task(swarm.hosts[0], "10.255.0.5").serve("a", 8080)
+    swarm.publish({("tcp", 80): (8080, ["10.255.0.5"]), ("udp", 53): (8080, ["10.255.0.5"])})
+    for kind, port in ((socket.SOCK_STREAM, 80), (socket.SOCK_DGRAM, 53)):
+        with contextlib.ExitStack() as closing:
+            clients = [closing.enter_context(swarm.client.socket(kind, port=40000 + port)) for _ in swarm.hosts]
+            for client, host in zip(clients, swarm.hosts, strict=True):
+                client.connect((str(host.address), port))
+            for _ in range(3):
+                seen = set()
+                for client in clients:
+                    client.send(b"?")
+                    name, address, number = client.recv(1000).decode().split()
+                    assert (name, address) == ("a", CLIENT)
+                    seen.add(number)
+                assert len(seen) == len(clients)
+
+
+def test_withdrawn_tasks_keep_their_connections(swarm: Swarm) -> None:
+    for number, name in enumerate("ab"):
+        swarm.task(swarm.hosts[number], f"10.255.0.{number + 5}").serve(name, 8080)
+    entry = swarm.hosts[2]
+    swarm.publish({("tcp", 80): (8080, ["10.255.0.5"])})
+    with swarm.client.socket(socket.SOCK_STREAM) as client:
+        client.connect((str(entry.address), 80))
+        swarm.publish({("tcp", 80): (8080, ["10.255.0.6"])})
+        assert {swarm.client.ask(str(entry.address), 80)[0] for _ in range(8)} == {"b"}
+        client.send(b"?")
+        assert client.recv(1000).startswith(b"a ")
+        # with its end the next packet is led elsewhere, and refused
+        entry.run(entry.ingress.forget, [IPv4Address("10.255.0.5")])
+        client.send(b"?")
+        with pytest.raises(ConnectionResetError):
+            client.recv(1000)
+
+
+def test_ports_of_other_programs(swarm: Swarm) -> None:
+    swarm.task(swarm.hosts[0], "10.255.0.5").serve("a", 8080)
+    host = swarm.hosts[1]
+    with host.socket(socket.SOCK_STREAM, port=80) as other:
+        other.listen()
+        first, second, third = swarm.publish({("tcp", 80): (8080, ["10.255.0.5"]), ("tcp", 81): (8080, ["10.255.0.5"])})
+        assert first == third == {}
+        assert second == {("tcp", 80): "listen tcp4 0.0.0.0:80: bind: address already in use"}
+        assert swarm.client.ask(str(host.address), 81)[0] == "a"
+        assert host.run(host.ingress.retry)
+    assert not host.run(host.ingress.retry)
+    assert swarm.client.ask(str(host.address), 80)[0] == "a"
+    with pytest.raises(OSError):
+        host.socket(socket.SOCK_STREAM, port=80)
+    swarm.publish({})
+    with pytest.raises(ConnectionRefusedError):
+        swarm.client.ask(str(host.address), 80)
+    host.socket(socket.SOCK_STREAM, port=80).close()
+
+
+def test_a_port_without_tasks_refuses_connections(swarm: Swarm) -> None:
+    swarm.publish({("tcp", 80): (8080, [])})
+    with pytest.raises(ConnectionRefusedError):
+        swarm.client.ask(str(swarm.hosts[0].address), 80)
+
+
+def test_what_others_remove_comes_back(swarm: Swarm) -> None:
+    swarm.task(swarm.hosts[0], "10.255.0.5").serve("a", 8080)
+    swarm.publish({("tcp", 80): (8080, ["10.255.0.5"])})
+    task, entry = swarm.hosts[0], swarm.hosts[1]
+
+    def flush() -> None:
+        netfilter.run("flush ruleset")
+        with namespaces.inside_network(task.driver.space(task.found).descriptor):
+            netfilter.run("flush ruleset")
+            subprocess.run(["ip", "rule", "delete", "pref", "100"], check=True)
+            subprocess.run(["ip", "neighbour", "delete", "192.0.0.8", "dev", "vxlan0"], check=True)
+
+    assert not task.run(task.ingress.mend)
+    task.run(flush)
+    assert task.run(task.filter.mend), "it mends the ports on the host, too"
+    assert task.run(task.ingress.mend)
+    assert not task.run(task.ingress.mend)
+    for host in (task, entry):
+        assert swarm.client.ask(str(host.address), 80) == ("a", CLIENT)
+
+
+def test_the_next_daemon_goes_on(swarm: Swarm) -> None:
+    """An open connection lives on, and ports that are not published any more are closed."""
+    swarm.task(swarm.hosts[0], "10.255.0.5").serve("a", 8080)
+    swarm.publish({("tcp", 80): (8080, ["10.255.0.5"]), ("tcp", 81): (8080, ["10.255.0.5"])})
+    host = swarm.hosts[1]
+    with swarm.client.socket(socket.SOCK_STREAM) as client:
+        client.connect((str(host.address), 80))
+        host.run(host.ingress.close, False)
+        assert swarm.client.ask(str(host.address), 80) == ("a", CLIENT)
+        host.ingress = host.run(host.opened)
+        host.nodes(swarm.hosts)
+        assert swarm.client.ask(str(host.address), 81) == ("a", CLIENT)
+        assert host.run(host.ingress.set_ports, {("tcp", 80): (8080, [IPv4Address("10.255.0.5")])}) == ({}, set())
+        client.send(b"?")
+        assert client.recv(1000).startswith(b"a ")
+    assert swarm.client.ask(str(host.address), 80) == ("a", CLIENT)
+    with pytest.raises(ConnectionRefusedError):
+        swarm.client.ask(str(host.address), 81)
+
+
+def test_without_the_egress_hook(
+    swarm: Swarm, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others have it: a swarm of different kernels."""
+    host = swarm.hosts[0]
+    monkeypatch.setattr(ingress, "_EGRESS", ingress._EGRESS.replace("hook egress", "hook missing"))
+
+    def again() -> None:
+        with namespaces.inside_network(host.driver.space(host.found).descriptor):
+            netfilter.run("flush ruleset")
+        host.ingress.close(True)
+
+    host.run(again)
+    host.ingress = host.run(host.opened)
+    host.nodes(swarm.hosts)
+    assert "NETFILTER_EGRESS" in caplog.text
+    swarm.task(host, "10.255.0.5").serve("a", 8080)
+    swarm.task(swarm.hosts[1], "10.255.0.6").serve("b", 8080)
+    swarm.publish(
+        {("tcp", 80): (8080, ["10.255.0.5", "10.255.0.6"]), ("udp", 53): (8080, ["10.255.0.5", "10.255.0.6"])}
+    )
+    for entry in swarm.hosts:
+        for udp in (False, True):
+            seen = {swarm.client.ask(str(entry.address), 53 if udp else 80, udp=udp) for _ in range(16)}
+            assert seen == {("a", CLIENT), ("b", CLIENT)}
+        assert {entry.ask("127.0.0.1", 80) for _ in range(16)} == {("a", str(entry.address)), ("b", str(entry.address))}
+    assert not host.run(host.ingress.mend)
+
+
+def test_many_tasks_share_a_port(swarm: Swarm) -> None:
+    """Slots of more than one size, and large targets of a withdrawal."""
+    entry = swarm.hosts[2]
+    served = {f"10.255.{number >> 8}.{number & 255}" for number in range(256, 256 + 600)}
+    swarm.task(swarm.hosts[0], "10.255.0.5").serve("a", 8080)
+    for backends in (served, {*served, "10.255.0.5"}, {"10.255.0.5"}, {"10.255.0.5", *sorted(served)[:40]}, set()):
+        wanted = {("tcp", 80): (8080, [*map(IPv4Address, sorted(backends))])}
+        entry.run(entry.ingress.set_ports, wanted)
+        assert not entry.run(entry.ingress.mend)
+        kernel = entry.run(NftSocket)
+        found = {
+            str(IPv4Address(each.data[:4]))
+            for each in kernel.elements(f"{entry.filter.name}-ingress", "slots").values()
+        }
+        kernel.close()
+        assert found == backends
+
+
+def test_datagrams_of_a_port_that_was_added_later(swarm: Swarm) -> None:
+    task = swarm.task(swarm.hosts[0], "10.255.0.5")
+    task.serve("a", 8080)
+    task.run(netfilter.run, "flush ruleset")
+    swarm.publish({("udp", 53): (8080, ["10.255.0.5"])})
+    for _ in range(2):
+        task.run(lambda: ingress.answer_datagrams(os.dup(task.namespace), IPv4Address("10.255.0.5")))
+        assert swarm.client.ask(str(swarm.hosts[1].address), 53, udp=True) == ("a", CLIENT)
