@@ -115,6 +115,7 @@ def test_services(docker: Docker, node: Node) -> None:
         *("--constraint", "node.role==manager", "--limit-memory", "32M", "--limit-cpu", "0.5", "--user", "7"),
         *("--mount", "type=volume,src=data,dst=/data", "--mount", "type=tmpfs,dst=/scratch", "--workdir", "/tmp"),
         *("--restart-condition", "any", "--restart-delay", "1s", "--update-delay", "0s"),
+        *("--update-monitor", "500ms", "--rollback-monitor", "500ms"),
         *("--publish", "mode=host,target=80", "--network", "host", "--log-driver", "json-file"),
         *("busybox", "sh", "-c", "echo said; exec sleep 99999"),
     )
@@ -162,8 +163,11 @@ def test_services(docker: Docker, node: Node) -> None:
 @oldest_and_newest
 def test_progress(docker: Docker) -> None:
     """Commands that wait until the tasks run: they list tasks that are up to date."""
-    fast = ("--no-resolve-image", "--stop-grace-period", "0s")
-    made = docker("service", "create", *fast, "--name", "web", "busybox", "sleep", "99999")
+    # the CLI waits for the time of the monitor too, 5 seconds without an option
+    fast = ("--no-resolve-image", "--stop-grace-period", "0s", "--update-monitor", "500ms")
+    made = docker(
+        "service", "create", *fast, "--rollback-monitor", "500ms", "--name", "web", "busybox", "sleep", "99999"
+    )
     assert "converged" in made.out
     done = docker("service", "update", "--no-resolve-image", "--env-add", "A=b", "web")
     assert "converged" in done.out
@@ -331,7 +335,7 @@ def test_events(docker: Docker) -> None:
 
 def test_refusals(docker: Docker) -> None:
     for arguments, words in (
-        (("--publish", "8080:80"), "ingress"),
+        (("--publish", "8080:80", "--publish", "8080:81"), "8080"),
         (("--network", "no-such"), "no-such"),
         (("--constraint", "node.role"), "node.role"),
         (("--limit-memory", "1k"), "emory"),
@@ -343,7 +347,6 @@ def test_refusals(docker: Docker) -> None:
             + docker("service", "create", "-d", "--no-resolve-image", *arguments, "busybox", status=1).err
         )
     assert docker.lines("service", "ls", "-q") == []
-    assert "overlay" in docker("network", "create", "-d", "overlay", "lan", status=1).err
 
 
 @pytest.mark.parametrize("docker", (programs.BOOKWORM,), indirect=True, ids=("bookworm",))

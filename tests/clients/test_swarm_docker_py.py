@@ -81,6 +81,7 @@ def _objects(client: docker.DockerClient, node: Node, minor: int, made: str) -> 
     assert client.nodes.get(made).attrs["Spec"]["Labels"] == {"zone": "a"}
 
     references: dict[str, Any] = {}
+    soon = {"monitor": 5 * 10**8} if minor >= 25 else {}  # an update is complete after it; 5 s without
     if minor >= 25:
         secret = client.secrets.create(name="key", data=b"hidden", labels={"a": "b"})
         assert client.secrets.get(secret.id).name == "key" and len(client.secrets.list()) == 1
@@ -99,7 +100,7 @@ def _objects(client: docker.DockerClient, node: Node, minor: int, made: str) -> 
         mode=ServiceMode("replicated", 2),
         resources=Resources(mem_limit=32 << 20, cpu_limit=500_000_000),
         restart_policy=RestartPolicy(condition="any", delay=10**9),
-        update_config=UpdateConfig(parallelism=2, delay=0, failure_action="pause"),
+        update_config=UpdateConfig(parallelism=2, delay=0, failure_action="pause", **soon),
         endpoint_spec=EndpointSpec(mode="dnsrr"),
         stop_grace_period=0,
         **references,
