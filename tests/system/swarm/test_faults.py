@@ -18,7 +18,7 @@ from tests.clusters import Cluster, Node
 from tests.harness import until
 
 MANAGERS, NODES = 3, 5
-SECONDS = float(os.environ.get("SWARM_FAULTS_SECONDS", "20"))
+SECONDS = float(os.environ.get("SWARM_FAULTS_SECONDS", "12"))
 SECOND = 1_000_000_000
 
 
