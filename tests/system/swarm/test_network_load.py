@@ -63,21 +63,30 @@ def test_no_request_fails(cluster: Cluster, first: Node, order: str) -> None:
         Load(inside, "get", f"{virtual}:80", rate=250) as through_address,
         Load(outside, "get", *everywhere, rate=250) as through_ports,
     ):
+        began, phases = time.monotonic(), {}
+
+        def begins(phase: str) -> None:
+            phases[phase] = round(time.monotonic() - began, 3)
+
         time.sleep(1)  # a quiet second to compare with
+        begins("20")
         scale(first, "web", 20)
         answered_by(inside, virtual, host_names(cluster, first.until_running("web", 20)), seconds=20)
+        begins("5")
         scale(first, "web", 5)
         first.until_running("web", 5)
+        begins("update")
 
         def change(spec: Any) -> None:
             spec["TaskTemplate"]["ContainerSpec"]["Env"] = ["A=1"]
 
         first.update_service("web", change)
         until_updated(first, "web")
+        begins("end")
         time.sleep(2)  # the last draining servers end
+    print(order, phases, through_address.result, through_ports.result)
     through_address.assert_none_failed()
     through_ports.assert_none_failed()
-    print(order, through_address.result, through_ports.result)
     for load in (through_address, through_ports):
         assert load.result["rate"] > 225, load.result
         assert len(load.result["answers"]) >= 25, "each task served"
