@@ -81,7 +81,8 @@ def _objects(client: docker.DockerClient, node: Node, minor: int, made: str) -> 
     assert client.nodes.get(made).attrs["Spec"]["Labels"] == {"zone": "a"}
 
     references: dict[str, Any] = {}
-    soon = {"monitor": 5 * 10**8} if minor >= 25 else {}  # an update is complete after it; 5 s without
+    # an update is complete after it; 5 s without
+    soon = {"monitor": 5 * 10**8} if minor >= 25 else {}
     if minor >= 25:
         secret = client.secrets.create(name="key", data=b"hidden", labels={"a": "b"})
         assert client.secrets.get(secret.id).name == "key" and len(client.secrets.list()) == 1
