@@ -15,12 +15,13 @@ import resource
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import EngineError
 from engine.manager import versions
+from engine.networks import overlay
 from engine.networks.sandboxes import PORTS
 from engine.runtime import init as found_init
 from engine.runtime.cgroups import Cgroups
@@ -103,6 +104,7 @@ def findings(containers: int) -> Iterator[Finding]:
         if netfilter.available():
             yield attempt("nftables NAT", _try_nat, "modprobe nf_tables nft_chain_nat nft_masq nft_fib_inet")
             yield forward_policies(netfilter.run("list chains"))
+        yield swarm_networks(overlay.features())
     yield etcd(versions.found())
     yield ports(containers)
     yield ephemeral_ports(containers)
@@ -223,6 +225,16 @@ def _try_nat() -> None:
             }
         }
         """)
+
+
+def swarm_networks(features: Collection[str]) -> Finding:
+    """What networks of a swarm can do on this host. A host outside of a swarm needs none of it."""
+    if "overlay" not in features:
+        return Finding("swarm networks", True, "none: this kernel has no VXLAN (modprobe vxlan)")
+    egress = "are seen" if "egress" in features else "are hidden, as there is no nftables egress hook (Linux 5.16)"
+    encrypted = "encryption works" if "esp" in features else "no encryption, as there is no ESP with AES-GCM (esp4)"
+    text = f"work; client addresses at published ports {egress}; {encrypted}"
+    return Finding("swarm networks", True, text)
 
 
 def forward_policies(chains: str) -> Finding:

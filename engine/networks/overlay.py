@@ -49,7 +49,7 @@ from engine.networks.ipam import mac_address
 from engine.networks.network import Overlay
 from engine.networks.sandboxes import Interface
 from engine.system import namespaces, netfilter, sysctls
-from engine.system.netlink import rtnl
+from engine.system.netlink import rtnl, xfrm
 from engine.system.netlink.codec import NetlinkError, Request
 from engine.system.netlink.nft import NftSocket
 from engine.system.netlink.rtnl import Link, RouteSocket
@@ -81,6 +81,13 @@ table inet {_TABLE} {{
     chain postrouting {{
         type nat hook postrouting priority srcnat; policy accept;
         meta nfproto ipv4 oifname "{UPLINK}" masquerade
+    }}
+}}
+"""
+_EGRESS = f"""
+table netdev probe {{
+    chain out {{
+        type filter hook egress device "{VXLAN}" priority 0; policy accept;
     }}
 }}
 """
@@ -711,6 +718,32 @@ def _free_pair(links: RouteSocket, number: int) -> IPv4Network:
             continue
         return IPv4Network((first, 31))
     raise ServerError("no link-local address is free on this host for the network's link to it")
+
+
+def features() -> tuple[str, ...]:
+    """What of a swarm's networks this kernel can do: `overlay` (VXLAN), `egress` (chains for
+    packets that leave a link: published ports see the client's address), `esp` (encrypted
+    networks).
+
+    Tried in a new namespace, in which the thread is meanwhile. Nothing is left.
+    """
+    found = []
+    local = IPv4Address("127.0.0.1")
+    try:
+        with namespaces.new_network() as namespace, RouteSocket() as kernel:
+            mac = mac_address(local)
+            kernel.apply(
+                rtnl.create_vxlan(VXLAN, namespace=namespace, number=1, port=4789, local=local, mac=mac, mtu=1450)
+            )
+            found.append("overlay")
+            with contextlib.suppress(netfilter.NetfilterError):
+                netfilter.run(_EGRESS)
+                found.append("egress")
+    except OSError as error:
+        _log.info("no overlay networks on this host: %s", error)
+    else:
+        os.close(namespace)
+    return (*found, "esp") if found and xfrm.available() else tuple(found)
 
 
 def mtu(links: RouteSocket, overlay: Overlay) -> int:

@@ -103,6 +103,7 @@ class Overlays:
         """Held for changes of published ports, in their order."""
         self._disturbed_ones: set[str] = set()
         self._mending: asyncio.Task[None] | None = None
+        self._features: tuple[str, ...] | None = None
         self._released = 0
         self._clearing: asyncio.TimerHandle | None = None
         self.keeper: Keeper | None = None
@@ -397,8 +398,10 @@ class Overlays:
                 raise ServerError(f"network {found.record.name}: {error}") from error
 
     async def features(self) -> tuple[str, ...]:
-        """What of a swarm's networks this host can do: overlay, esp, egress."""
-        return ("overlay",)
+        """What of a swarm's networks this host can do (`overlay.features`), tried once."""
+        if self._features is None:
+            self._features = await self._in_thread(overlay.features)
+        return self._features
 
     async def mend(self) -> bool:
         """Compare with the kernel, and put back what other programs removed. Returns True if

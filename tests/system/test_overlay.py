@@ -26,8 +26,9 @@ from engine.networks.network import NetworkRecord, Overlay
 from engine.networks.overlay import UPLINK, VXLAN
 from engine.storage.records import Records
 from engine.system import namespaces
-from engine.system.netlink import rtnl
+from engine.system.netlink import rtnl, xfrm
 from engine.system.netlink.rtnl import RouteSocket
+from engine.system.netlink.xfrm import KEY, Association, XfrmSocket
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import IPAM, IPAMConfig
 from tests.fakes.networks import Both
@@ -338,7 +339,9 @@ def test_repair(hosts: list[Host], web: NetworkRecord) -> None:
         until(f"{argv} is undone", lambda: containers[0].reaches("10.0.0.20") and containers[0].reaches(f"{NET}.2"))
 
     disturb("ip", "link", "delete", VXLAN)
+    disturb("ip", "link", "set", VXLAN, "down")
     disturb("ip", "link", "delete", UPLINK)
+    disturb("ip", "link", "set", UPLINK, "down")
     disturb("ip", "route", "delete", "10.0.0.20")
     disturb("ip", "route", "delete", "10.0.0.10")
     disturb("ip", "neighbour", "delete", hosts[1].address, "dev", VXLAN)
@@ -426,3 +429,23 @@ def test_many_endpoints(hosts: list[Host], web: NetworkRecord) -> None:
         assert len([each for each in kernel.routes() if each.ifindex == hosts[0].space(web).vxlan]) == 2
         assert len(kernel.neighbours(forwarding=True)) >= 2
     assert container.reaches("10.0.0.20")
+
+
+def test_policies_of_encryption() -> None:
+    """The kernel takes them, as iproute2 shows."""
+    one = Association(IPv4Address("10.0.0.1"), IPv4Address("10.0.0.2"), 0x1234, 7, bytes(range(KEY)))
+    with namespaces.new_network() as namespace, XfrmSocket() as kernel:
+        kernel.apply(xfrm.set_policy(one, port=4789, mark=0xD0C4E3), xfrm.set_policy(one, port=4789, mark=0xD0C4E3))
+        shown = run("ip", "xfrm", "policy")
+        for words in ("src 10.0.0.1/32 dst 10.0.0.2/32 proto udp dport 4789", "mark 0xd0c4e3/0xffffffff", "reqid 7"):
+            assert words in shown
+        kernel.apply(xfrm.delete_policy(one, port=4789, mark=0xD0C4E3))
+        kernel.apply(xfrm.delete_policy(one, port=4789, mark=0xD0C4E3), xfrm.delete_association(one), missing=True)
+        assert not run("ip", "xfrm", "policy")
+    os.close(namespace)
+
+
+def test_features_leave_nothing_behind() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    assert "overlay" in overlay.features()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -98,6 +98,20 @@ def test_forward_policies() -> None:
     assert check.forward_policies("").ok
 
 
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        ((), "no VXLAN"),
+        (("overlay",), "addresses at published ports are hidden"),
+        (("overlay", "egress"), "are seen; no encryption"),
+        (("overlay", "egress", "esp"), "encryption works"),
+    ],
+)
+def test_networks_of_a_swarm(features: tuple[str, ...], words: str) -> None:
+    row = check.swarm_networks(features)
+    assert row.ok and words in row.text
+
+
 def test_rows_are_printed_with_their_fixes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [check.Finding("a", True, "fine"), check.Finding("longer", False, "1 (wanted 2)", "do it")]
     monkeypatch.setattr(check, "findings", lambda _: iter(rows))

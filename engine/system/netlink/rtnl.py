@@ -17,6 +17,7 @@ import errno
 import ipaddress
 import socket
 import struct
+import sys
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -560,23 +561,27 @@ class Removals(Listener):
 
 
 class Disturbances(Listener):
-    """Notices that another program has removed a link, or a route, address or neighbour, from the
-    network namespace of the thread that makes this.
+    """Notices that another program has removed or switched off a link, or removed a route, address
+    or neighbour, in the network namespace of the thread that makes this.
 
-    As with `Removals`, links whose name begins with `veth` wake no thread. Neither do changes by
-    the kernel itself and by the socket `own`.
+    As with `Removals`, links whose name begins with `veth` wake no thread. Neither do changes of
+    routes, addresses and neighbours by the kernel itself and by the socket `own`.
     """
 
     def __init__(self, own: RouteSocket) -> None:
         kind, name = HEADER.size + _LINK.size + 2, HEADER.size + _LINK.size + 4
+        flags = HEADER.size + 8 + (3 if sys.byteorder == "big" else 0)
         program = (
             (0x28, 0, 0, 4),
-            (0x15, 4, 0, as_loaded(_DELLINK)),
-            (0x15, 7, 0, as_loaded(_DELROUTE)),
+            (0x15, 7, 0, as_loaded(_DELLINK)),
+            (0x15, 4, 0, as_loaded(_NEWLINK)),
+            (0x15, 9, 0, as_loaded(_DELROUTE)),
             # the removal of a neighbour is a change first, and then the kernel's
-            (0x15, 6, 0, as_loaded(_NEWNEIGH)),
-            (0x15, 5, 0, as_loaded(_DELADDR)),
-            (0x15, 4, 8, as_loaded(_DELNEIGH)),
+            (0x15, 8, 0, as_loaded(_NEWNEIGH)),
+            (0x15, 7, 0, as_loaded(_DELADDR)),
+            (0x15, 6, 10, as_loaded(_DELNEIGH)),
+            (0x30, 0, 0, flags),
+            (0x45, 8, 0, _IFF_UP),
             (0x28, 0, 0, kind),
             (0x15, 0, 6, as_loaded(_IFLA_IFNAME)),
             (0x20, 0, 0, name),
