@@ -241,8 +241,8 @@ def _given(name: str, configs: Iterable[IPAMConfig]) -> Iterator[Subnet]:
             raise InvalidParameter(f"{where}: networks of the driver overlay have IPv4 alone")
         if not _LARGEST <= subnet.prefixlen <= _SMALLEST:
             raise InvalidParameter(f"{where}: a prefix length from {_LARGEST} to {_SMALLEST} is expected")
-        if any(subnet.overlaps(other) for other in earlier):
-            raise InvalidParameter(f"{where}: it overlaps another subnet of the network")
+        if earlier:
+            raise InvalidParameter(f"{where}: a network of the driver overlay has one subnet, {earlier[0]} here")
         earlier.append(subnet)
         yield _with_gateway(name, pool)
 
