@@ -80,7 +80,8 @@ async def inspect(engine: Engine, request: Request, scope: str, verbose: bool) -
         return networks.inspected(engine, request, own)
     if scope in ("", networks.SWARM):
         try:
-            done = await engine.cluster.call("networks.inspect", text, {"verbose": verbose})
+            query = {"verbose": verbose, "status": request.version.has(Flag.NETWORK_STATUS)}
+            done = await engine.cluster.call("networks.inspect", text, query)
         except NotFound:
             pass
         except EngineError:

@@ -212,6 +212,10 @@ class Dispatcher:
         self._unsubscribe = store.subscribe(self._changed)
         self._tasks: list[asyncio.Task[None]] = []
 
+    def nodes_on(self, network: str) -> list[str]:
+        """The nodes with endpoints on a network of the swarm."""
+        return self._views.nodes_on(network)
+
     async def start(self) -> None:
         """Serve. Nodes of an earlier process of this manager have six periods to come back."""
         for node in self._store.all(records.NODE_DATA):

@@ -143,10 +143,15 @@ class Running:
         await store.load()
         if begin.how == "force":
             await founding.take_all(store, authority, self._credentials, begin, self._clock)
-        self.control = Control(
-            store, self._clock, node=begin.node, authority=authority, guard=self.joining.members.why_not
-        )
         self.dispatcher = Dispatcher(store, self._clock, begin.node, authority, address=begin.advertise)
+        self.control = Control(
+            store,
+            self._clock,
+            node=begin.node,
+            authority=authority,
+            guard=self.joining.members.why_not,
+            peers=self.dispatcher.nodes_on,
+        )
         listener = Listener(self._credentials, self._authority, self._serve, self.dispatcher.disconnected)
         self._stack.push_async_callback(listener.close)
         self._stack.push_async_callback(self.dispatcher.close)  # before: it says Bye to the agents

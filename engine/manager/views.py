@@ -310,6 +310,11 @@ class NetworkViews:
             network = self._networks[id] = _Network(id)
         return network
 
+    def nodes_on(self, network: str) -> list[str]:
+        """The nodes with endpoints on a network."""
+        found = self._networks.get(network)
+        return [] if found is None else [*found.nodes]
+
     def _drop(self, network: _Network) -> None:
         if network.unused and self._networks.get(network.id) is network:
             del self._networks[network.id]

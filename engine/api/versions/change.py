@@ -83,6 +83,7 @@ class Flag(enum.Enum):
     EVENTS_LINES = "events are application/jsonl"
     SWARM_EVENTS = "events report services, nodes, secrets and configs"
     DIGEST_BY_CLIENT = "clients find the digest of a service's image"
+    NETWORK_STATUS = "inspect of a network counts its addresses"
     INGRESS_REMOVABLE = "the network ingress can be removed"
     NETWORKS_CHANGE = "updates of services can change their networks"
     NODE_LOCAL_NETWORKS = "services can use networks of their nodes"

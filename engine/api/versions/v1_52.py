@@ -32,6 +32,7 @@ CHANGES = (
             "Config": complete_config,
         },
     ),
+    Change("1.52", "inspect of a network counts its addresses", flag=Flag.NETWORK_STATUS),
     Change(
         "1.52",
         "create warns of empty lists of port bindings",

@@ -31,6 +31,8 @@ LONGEST_REQUEST = 4 << 20
 
 Guard = Callable[[str], Awaitable[str]]
 """Whether the etcd member of a node may be removed: "", or why not."""
+Peers = Callable[[str], Iterable[str]]
+"""The nodes with endpoints on a network."""
 
 
 class Context(msgspec.Struct, frozen=True):
@@ -42,6 +44,7 @@ class Context(msgspec.Struct, frozen=True):
     """This manager's node."""
     authority: Authority
     guard: Guard
+    peers: Peers
     encoded: dict[str, tuple[Entry[Any], Entry[Any] | None, bytes]] = msgspec.field(default_factory=dict)
     """Documents of services as lists have sent them, with the records that they were made of."""
 

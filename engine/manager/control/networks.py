@@ -10,7 +10,9 @@ Not here: how subnets are chosen (`manager/networks.py`), networks of one engine
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import time
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from typing import Any
 
 import msgspec
@@ -20,7 +22,7 @@ from engine.errors import Conflict, EngineError, Forbidden, NotFound
 from engine.manager import networks, ports
 from engine.manager import tasks as rules
 from engine.manager.control import tasks
-from engine.manager.control.context import Context, Precondition, body, encode
+from engine.manager.control.context import SLICE, Context, Precondition, body, encode
 from engine.manager.messages import Call
 from engine.manager.networks import find_network
 from engine.manager.records import (
@@ -76,15 +78,18 @@ async def list_all(context: Context, call: Call) -> bytes:
 
 
 async def inspect(context: Context, call: Call) -> bytes:
+    """`verbose` shows the services, `status` the numbers of addresses."""
     store = context.store
     entry = find_network(store, call.name)
-    tasks_of = list(_tasks(store, entry))
+    verbose, status = bool(call.query.get("verbose")), bool(call.query.get("status"))
+    found = await _tasks(store, entry) if verbose or status else []
     return encode(
         wire.NetworkInspect(
             **_fields(entry.key, entry.record),
             containers={},
-            peers=_peers(store, entry, tasks_of),
-            services=_services(store, entry, tasks_of) if call.query.get("verbose") else msgspec.UNSET,
+            peers=_peers(context, entry),
+            services=_services(store, entry, found) if verbose else msgspec.UNSET,
+            status=_status(store, entry, found) if status else msgspec.UNSET,
         )
     )
 
@@ -122,18 +127,21 @@ _OnNetwork = tuple[str, Task, str]
 """Id of a task, the task, and its address."""
 
 
-def _tasks(store: Store, network: Entry[NetworkRecord]) -> Iterator[_OnNetwork]:
-    """The tasks that are on the network and have not ended."""
-    for key, entry in store.all(SERVICES).items():
-        if not _uses(entry.record, network):
-            continue
-        for task_key in store.tasks_of(key):
+async def _tasks(store: Store, network: Entry[NetworkRecord]) -> list[_OnNetwork]:
+    """The tasks that are on the network and have not ended. They are looked for in slices, between
+    which others are served.
+    """
+    found = []
+    began = time.monotonic()
+    for key in [key for key, entry in store.all(SERVICES).items() if _uses(entry.record, network)]:
+        for number, task_key in enumerate([*store.tasks_of(key)]):
             task = store.record(TASKS, task_key)
-            if task is None or not task.node or rules.observed(store, task_key, task).ended:
-                continue
-            for attached in task.networks:
-                if attached.network == network.key:
-                    yield task_key, task, attached.address
+            if task is not None and task.node and not rules.observed(store, task_key, task).ended:
+                found += [(task_key, task, one.address) for one in task.networks if one.network == network.key]
+            if not number % 256 and time.monotonic() - began > SLICE:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+    return found
 
 
 def _uses(service: ServiceRecord, network: Entry[NetworkRecord]) -> bool:
@@ -144,13 +152,10 @@ def _uses(service: ServiceRecord, network: Entry[NetworkRecord]) -> bool:
     return any(one.target == network.key for spec in specs for one in spec.task_template.networks)
 
 
-def _peers(store: Store, network: Entry[NetworkRecord], found: list[_OnNetwork]) -> list[wire.NetworkPeer]:
+def _peers(context: Context, network: Entry[NetworkRecord]) -> list[wire.NetworkPeer]:
     """The nodes with endpoints on the network; all nodes for the network ingress."""
-    if network.record.ingress:
-        nodes = set(store.all(NODES))
-    else:
-        nodes = {task.node for _, task, _ in found}
-        nodes |= {one.record.node for one in store.all(ATTACHMENTS).values() if one.record.network == network.key}
+    store = context.store
+    nodes = store.all(NODES) if network.record.ingress else context.peers(network.key)
     return [
         wire.NetworkPeer(name=node[:12], ip=address)
         for node in sorted(nodes)
@@ -191,6 +196,31 @@ def _services(store: Store, network: Entry[NetworkRecord], found: list[_OnNetwor
             tasks=by_service.get(key, []),
         )
     return shown
+
+
+def _status(store: Store, network: Entry[NetworkRecord], found: list[_OnNetwork]) -> wire.NetworkStatus:
+    """The numbers of addresses of each subnet: in use or reserved, and those that the swarm may
+    give.
+    """
+    taken = {int(IPv4Address(address)) for _, _, address in found}
+    for service in store.all(SERVICE_STATUS).values():
+        for one in service.record.endpoint.virtual_ips if service.record.endpoint is not None else ():
+            if one.network_id == network.key:
+                taken.add(int(IPv4Interface(one.addr)))
+    for attachment in store.all(ATTACHMENTS).values():
+        if attachment.record.network == network.key and attachment.record.address:
+            taken.add(int(IPv4Address(attachment.record.address)))
+    shown = {}
+    for subnet in network.record.subnets:
+        whole = IPv4Network(subnet.subnet)
+        low, high = network_rules.span(whole)
+        used = {number for number in taken if low < number < high}
+        used |= {int(IPv4Address(text)) for text in (subnet.gateway, *subnet.reserved.values())}
+        first, last = network_rules.span(IPv4Network(subnet.range) if subnet.range else whole)
+        first, last = max(first, low + 1), min(last, high - 1)
+        free = last - first + 1 - sum(first <= number <= last for number in used)
+        shown[subnet.subnet] = wire.SubnetStatus(ips_in_use=2 + len(used), dynamic_ips_available=max(0, free))
+    return wire.NetworkStatus(ipam=wire.IPAMStatus(subnets=shown))
 
 
 # --- writing --------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from engine.errors import Conflict, InvalidParameter, NotFound, Unavailable
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock
 from engine.manager.control import events, networks, nodes, services, swarm, tasks
-from engine.manager.control.context import Context, Guard, Precondition
+from engine.manager.control.context import Context, Guard, Peers, Precondition
 from engine.manager.control.data import CONFIG, SECRET
 from engine.manager.frames import Connection
 from engine.manager.messages import Call, Done, Watch
@@ -70,18 +70,30 @@ async def _unguarded(node: str) -> str:
     return ""
 
 
+def _no_peers(network: str) -> tuple[str, ...]:
+    return ()
+
+
 class Control:
     """Carries out the verbs at one manager.
 
     `guard(node)` returns why the etcd member of a node cannot be removed now, or "".
+    `peers(network)` returns the nodes with endpoints on it.
     """
 
     def __init__(
-        self, store: Store, clock: Clock, *, node: str, authority: Authority, guard: Guard = _unguarded
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        node: str,
+        authority: Authority,
+        guard: Guard = _unguarded,
+        peers: Peers = _no_peers,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._context = Context(store, clock, node, authority, guard)
+        self._context = Context(store, clock, node, authority, guard, peers)
 
     async def call(self, message: Call) -> Done:
         """Raises the kind of `errors` that the request is refused with."""

@@ -17,6 +17,7 @@ from engine.manager.records import (
     MANAGERS,
     NODE_DATA,
     NODES,
+    TASKS,
     ManagerPresence,
     NodeData,
     NodeRecord,
@@ -37,10 +38,16 @@ class Swarm:
         self.store, self.clock = store, clock
         self.unsafe = ""
         """Why no member can be removed; "" when they can."""
-        self.control = Control(store, clock, node=NODE, authority=Authority(store, clock), guard=self._guard)
+        self.control = Control(
+            store, clock, node=NODE, authority=Authority(store, clock), guard=self._guard, peers=self._peers
+        )
 
     async def _guard(self, node: str) -> str:
         return self.unsafe
+
+    def _peers(self, network: str) -> set[str]:
+        tasks = [entry.record for entry in self.store.all(TASKS).values()]
+        return {task.node for task in tasks if any(one.network == network for one in task.networks)}
 
     async def found(self) -> None:
         """The records of a swarm of one manager."""

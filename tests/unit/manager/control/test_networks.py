@@ -11,17 +11,22 @@ from msgspec.structs import replace
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.manager.control.context import Precondition
 from engine.manager.records import (
+    ATTACHMENTS,
     CLAIMS,
     CLUSTER,
     NETWORKS,
     POOLS_CLAIM,
+    SERVICE_STATUS,
     SERVICES,
     TASKS,
     Attached,
+    AttachmentRecord,
+    ServiceStatus,
     Task,
     port_claim,
 )
 from engine.manager.store import Put
+from engine.wire.services import Endpoint, VirtualIP
 from tests.unit.manager.control.conftest import NODE, Swarm
 
 
@@ -352,7 +357,8 @@ async def test_tasks_on_a_network(swarm: Swarm) -> None:
     assert attached["Addresses"] == ["10.0.0.5/20"]
     assert attached["Network"]["ID"] == key and attached["Network"]["Spec"]["Name"] == "net"
     assert attached["Network"]["IPAMOptions"]["Configs"] == [{"Subnet": "10.0.0.0/20", "Gateway": "10.0.0.1"}]
-    found = await swarm.networks_inspect("net", verbose=True)
+    found = await swarm.networks_inspect("net", verbose=True, status=True)
+    assert found["Status"]["IPAM"]["Subnets"] == {"10.0.0.0/20": {"IPsInUse": 4, "DynamicIPsAvailable": 4092}}
     assert found["Peers"] == [{"Name": NODE[:12], "IP": "10.0.0.2"}]
     assert found["Services"] == {
         "web": {
@@ -369,3 +375,28 @@ async def test_tasks_on_a_network(swarm: Swarm) -> None:
             ],
         }
     }
+
+
+async def test_numbers_of_addresses(swarm: Swarm) -> None:
+    await swarm.found()
+    pool = {"Subnet": "172.30.0.0/24", "IPRange": "172.30.0.128/25", "AuxiliaryAddresses": {"router": "172.30.0.130"}}
+    key = await made(swarm, IPAM={"Config": [pool]})
+    web = await service(swarm, networks=["net"])
+    virtual = [VirtualIP(network_id=key, addr="172.30.0.129/24"), VirtualIP(network_id="other", addr="10.1.0.1/24")]
+    task = Task(service=web, version=1, slot=1, node=NODE, assigned=1, networks=(Attached(key, "172.30.0.131"),))
+    container = AttachmentRecord(network=key, node=NODE, container="c", created=1, address="172.30.0.5")
+    await swarm.store.commit(
+        [
+            Put(TASKS, "task1", task),
+            Put(SERVICE_STATUS, web, ServiceStatus(endpoint=Endpoint(virtual_ips=virtual))),
+            Put(ATTACHMENTS, "a", container),
+        ]
+    )
+    found = await swarm.networks_inspect("net", status=True)
+    assert found["Status"]["IPAM"]["Subnets"] == {"172.30.0.0/24": {"IPsInUse": 7, "DynamicIPsAvailable": 124}}
+    assert "Status" not in await swarm.networks_inspect("net")
+    with pytest.raises(Precondition, match="in use by service web"):
+        await swarm.networks_remove("net")
+    await swarm.services_remove(web)
+    with pytest.raises(Precondition, match="in use by container c"):
+        await swarm.networks_remove("net")
