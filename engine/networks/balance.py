@@ -11,9 +11,11 @@ differ, in one transaction.
 - A service without a backend refuses connections at once.
 - A backend that connects to its own service and gets itself is answered through the gateway's
   address; otherwise it would get packets from its own address.
-- A withdrawn backend keeps its TCP connections, so that it can finish them. `forget` ends them when
-  it has gone: the next packet of such a connection is led to another backend, which resets it. UDP
-  clients move when the backend is withdrawn.
+- A withdrawn backend keeps its TCP connections, so that it can finish them. When it has gone (`end`)
+  the next packet of such a connection is answered with a reset. UDP clients move when the backend
+  is withdrawn, or else they would never know: `forget_datagrams` deletes their entries from the
+  connection table. That takes a walk through the table, so a set has the backends that ever got
+  datagrams.
 
 The state is in the kernel: the next daemon reads it and goes on with it.
 
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import struct
 import threading
@@ -52,7 +55,10 @@ _LIBERAL = {"netfilter/nf_conntrack_tcp_be_liberal": "1"}
 with the backend's own address, and the client would reset the connection.
 """
 
-_SETS = ("services", "addresses", "slots", "self")
+_SETS = ("services", "addresses", "slots", "self", "ended")
+
+_ENDED = 10_000
+"""Backends that are remembered when they have gone. An address is given again earlier."""
 
 # Existing sets keep their elements; the rules are replaced. `addresses` has the keys of `services`:
 # the kernel does not let a filter chain look up a map that leads to chains with NAT.
@@ -63,6 +69,8 @@ add map inet {table} services {{ type ipv4_addr : verdict; }}
 add set inet {table} addresses {{ type ipv4_addr; }}
 add map inet {table} slots {{ typeof ip daddr . numgen random mod 64 : ip daddr; }}
 add set inet {table} self {{ typeof ip saddr . ip daddr; }}
+add set inet {table} ended {{ type ipv4_addr; }}
+add set inet {table} datagrams {{ type ipv4_addr; size 65536; flags dynamic; }}
 flush table inet {table}
 table inet {table} {{
 {chains}
@@ -75,9 +83,14 @@ table inet {table} {{
         meta l4proto tcp reject with tcp reset
         reject with icmp port-unreachable
     }}
-    chain without_backend {{
+    chain led {{
+        meta l4proto tcp ip daddr @ended reject with tcp reset
+        meta l4proto udp ct state new add @datagrams {{ ip daddr }}
+    }}
+    chain checked {{
         type filter hook prerouting priority -90; policy accept;
         ip daddr @addresses ct state new jump refuse
+        ct status dnat ct direction original jump led
     }}
     chain postrouting {{
         type nat hook postrouting priority srcnat; policy accept;
@@ -111,6 +124,8 @@ class Balance:
         self._slots: dict[bytes, list[bytes]] = {}
         self._uses: Counter[bytes] = Counter()
         """How many services have this backend."""
+        self._ended: dict[bytes, None] = {}
+        """Backends that have gone, the oldest first."""
 
     def set(
         self, put: Mapping[IPv4Address, Sequence[IPv4Address]], gone: Collection[IPv4Address] = ()
@@ -119,7 +134,7 @@ class Balance:
 
         The first call has all services of the network: others, which an earlier daemon left, end.
         Returns the backends that no service has any more. They still get the packets of their
-        connections, until `forget_datagrams` and `forget`.
+        connections, until `forget_datagrams` and `end`.
         """
         wanted = {address.packed: [each.packed for each in backends] for address, backends in put.items()}
         with self._lock:
@@ -133,27 +148,49 @@ class Balance:
 
         Kernel errors are logged.
         """
-        with self._lock:
-            self._forget([each.packed for each in backends if not self._uses[each.packed]], socket.IPPROTO_UDP)
+        namespace = -1
+        try:
+            with self._lock:
+                if self._closed or not self._layout:
+                    return
+                withdrawn = {each.packed for each in backends if not self._uses[each.packed]}
+                with self._inside() as kernel:
+                    there = kernel.elements(TABLE, "datagrams")
+                    led = [("datagrams", Element(each)) for each in withdrawn if each in there]
+                    kernel.change(TABLE, led, (), f"table {TABLE}")
+                if not led:
+                    return
+                namespace = os.dup(self._namespace)
+            # Without the lock, so that no other change waits for the walk.
+            with namespaces.inside_network(namespace), ConntrackSocket() as connections:
+                connections.forget_answers(withdrawn, socket.IPPROTO_UDP)
+        except (NetfilterError, OSError) as error:
+            _log.warning("cannot remove UDP connections of backends that have gone: %s", error)
+        finally:
+            if namespace >= 0:
+                os.close(namespace)
 
     @property
     def balances(self) -> bool:
         """True if there are services."""
         return bool(self._slots)
 
-    def forget(self, addresses: Iterable[IPv4Address | IPv6Address]) -> None:
-        """Forget all connections of endpoints that have gone. Kernel errors are logged."""
-        with self._lock:
-            self._forget([each.packed for each in addresses if each.version == 4])
+    def end(self, addresses: Iterable[IPv4Address | IPv6Address]) -> None:
+        """These endpoints have gone: reset what is left of their connections.
 
-    def _forget(self, addresses: Sequence[bytes], protocol: int = 0) -> None:
-        if not addresses or self._closed:
-            return
-        try:
-            with namespaces.inside_network(self._namespace), ConntrackSocket() as connections:
-                connections.forget_answers(addresses, protocol)
-        except OSError as error:
-            _log.warning("cannot remove connections of backends that have gone: %s", error)
+        Holds until an address is a backend again. Raises NetfilterError; `mend` writes what is
+        missing then.
+        """
+        with self._lock:
+            gone = [each.packed for each in addresses if each.version == 4]
+            gone = [each for each in gone if each not in self._ended and not self._uses[each]][-_ENDED:]
+            if not gone or self._closed or not self._layout:
+                return
+            old = [*self._ended][: max(0, len(self._ended) + len(gone) - _ENDED)]
+            for each in old:
+                del self._ended[each]
+            self._ended |= dict.fromkeys(gone)
+            self._apply([([_gone(each) for each in old], [_gone(each) for each in gone])])
 
     def mend(self) -> bool:
         """Put back what other programs changed in the table. Returns True if anything differed.
@@ -205,6 +242,7 @@ class Balance:
             self._begun = True
             self._slots = {each: slots.fill(before.get(each, ()), backends) for each, backends in wanted.items()}
             self._uses = Counter(each for filled in self._slots.values() for each in set(filled))
+            self._ended = {each: None for each in there.get("ended", ()) if each not in self._uses}
         with self._inside() as kernel:
             self._reconcile(kernel, there)
         return {each for filled in before.values() for each in filled} - self._uses.keys()
@@ -234,6 +272,15 @@ class Balance:
                 del self._slots[address]
             else:
                 self._slots[address] = to
+        back = [each for each in added if each in self._ended]
+        for each in back:
+            del self._ended[each]
+        changes.append(([_gone(each) for each in back], []))
+        self._apply(changes)
+        return withdrawn
+
+    def _apply(self, changes: list[Change]) -> None:
+        """Write the changes. If the table is not as it was left, reconcile all of it instead."""
         if self._written:
             self._written = False
             try:
@@ -241,11 +288,10 @@ class Balance:
                     with self._inside() as kernel:
                         _write(kernel, changes)
                 self._written = True
-                return withdrawn
+                return
             except NetfilterError as error:
                 _log.warning("%s: reconciling the table", error)
         self._repair()
-        return withdrawn
 
     def _repair(self) -> bool:
         if not self._slots and not self._layout:
@@ -289,6 +335,12 @@ class Balance:
         for address in found.keys() | self._slots.keys():
             changes.append(_difference(found.get(address, ()), _service(address, self._slots.get(address))))
         changes.append(([("self", each) for key, each in there["self"].items() if key not in own], []))
+        changes.append(
+            (
+                [("ended", each) for key, each in there["ended"].items() if key not in self._ended],
+                [_gone(each) for each in self._ended if each not in there["ended"]],
+            )
+        )
         _write(kernel, changes)
         self._written = True
         return any(remove or add for remove, add in changes)
@@ -336,6 +388,10 @@ def _change(address: bytes, before: Sequence[bytes] | None, to: Sequence[bytes] 
 
 def _own(backend: bytes) -> NamedElement:
     return "self", Element(backend + backend)
+
+
+def _gone(backend: bytes) -> NamedElement:
+    return "ended", Element(backend)
 
 
 def _read_slots(elements: Iterable[Element]) -> dict[bytes, list[bytes]]:

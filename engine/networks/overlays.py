@@ -273,7 +273,7 @@ class Overlays:
                 raise ServerError(f"network {known.found.record.name}: {error}") from error
             ended = [each for each in gone if each not in put]
             if ended:
-                await self._in_thread(known.balance.forget, ended)
+                await self._end(known, ended)
         if ended and self._ingress is not None and known.found is self._ingress[0]:
             await self._in_thread(self._ingress[1].forget, ended)
 
@@ -305,9 +305,15 @@ class Overlays:
         """
         known = self._all.get(network_id)
         if known is not None and known.balance.balances:
-            self._soon(self._in_thread(known.balance.forget, [*addresses]))
+            self._soon(self._end(known, [*addresses]))
         if known is not None and self._ingress is not None and known.found is self._ingress[0]:
             self._soon(self._in_thread(self._ingress[1].forget, [*addresses]))
+
+    async def _end(self, known: _Adopted, addresses: Collection[IPv4Address | IPv6Address]) -> None:
+        try:
+            await self._in_thread(known.balance.end, addresses)
+        except NetfilterError as error:
+            _log.warning("network %s: open connections to containers that have gone: %s", known.name, error)
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

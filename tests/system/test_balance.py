@@ -24,7 +24,7 @@ import pytest
 from engine.networks import balance
 from engine.networks.balance import Balance
 from engine.system import namespaces, netfilter
-from engine.system.netlink.nft import NftSocket
+from engine.system.netlink.nft import Element, NftSocket
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -227,9 +227,11 @@ def test_a_withdrawn_backend_finishes_its_connections(net: Net, balanced: Balanc
         assert said(udp).startswith("2 ")
         assert said(tcp).startswith("1 ")
         assert net.ask(0, SERVICE).startswith("2 ")
-        balanced.forget(withdrawn)
+        balanced.end([*withdrawn, net.addresses[2]])
         with pytest.raises(ConnectionResetError):
             said(tcp)
+        with net.connect(0, SERVICE) as other:
+            assert said(other).startswith("2 ")  # it is a backend
     # back in time: nothing is forgotten
     with net.connect(0, net.addresses[1]) as tcp:
         balanced.set({SERVICE: net.addresses[1:2]})
@@ -296,6 +298,7 @@ def test_the_next_daemon_goes_on(net: Net, balanced: Balance) -> None:
         "flush map inet {} slots",
         "flush map inet {} services",
         "flush set inet {} self",
+        "add element inet {} ended {{ 10.5.0.11 }}",
         "add element inet {} slots {{ 10.5.0.100 . 9 : 10.5.0.9 }}",
     ],
 )
@@ -313,6 +316,26 @@ def test_what_others_change_is_mended(net: Net, balanced: Balance, harm: str) ->
     assert not balanced.mend()
 
 
+def test_what_has_gone_and_comes_back(net: Net, balanced: Balance) -> None:
+    balanced.set({SERVICE: ()})
+    balanced.end(net.addresses)
+    balanced.end(net.addresses)
+    assert len(elements(net)["ended"]) == HOSTS
+    assert net.ask(0, net.addresses[1]).startswith("1 ")  # not by the service
+    successor = Balance(net.namespace, GATEWAY)
+    assert successor.set({SERVICE: net.addresses[1:2]}) == set()
+    assert len(elements(net)["ended"]) == HOSTS - 1
+    assert net.ask(0, SERVICE).startswith("1 ")
+    successor.set({OTHER: net.addresses[2:]})
+    assert {*elements(net)["ended"]} == {net.addresses[0].packed}
+    assert not successor.mend()
+    many = [IPv4Address("10.6.0.0") + number for number in range(12_000)]
+    successor.end(many)
+    assert len(elements(net)["ended"]) == balance._ENDED
+    assert not successor.mend()
+    successor.close()
+
+
 def test_a_network_without_services_has_no_table(net: Net) -> None:
     made = Balance(net.namespace, GATEWAY)
     assert made.set({}) == set()
@@ -325,7 +348,8 @@ def test_a_network_without_services_has_no_table(net: Net) -> None:
     made.close()
     with pytest.raises(netfilter.NetfilterError, match="not on this node"):
         made.set({SERVICE: net.addresses[2:3]})
-    made.forget(net.addresses)
+    made.end(net.addresses)
+    made.forget_datagrams(net.addresses)
     assert not made.mend()
 
 
@@ -345,8 +369,8 @@ def test_many_services_and_large_ones(net: Net) -> None:
     made.close()
 
 
-def elements(net: Net) -> dict[str, object]:
-    def read() -> dict[str, object]:
+def elements(net: Net) -> dict[str, dict[bytes, Element]]:
+    def read() -> dict[str, dict[bytes, Element]]:
         with NftSocket() as kernel:
             return {name: kernel.elements(balance.TABLE, name) for name in balance._SETS}
 

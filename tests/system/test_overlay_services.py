@@ -62,6 +62,9 @@ class Given(NamedTuple):
     def release(self, container_id: str, network_id: str) -> None:
         pass
 
+    async def give_back(self, container_id: str, network_id: str) -> None:
+        pass
+
 
 async def _joined(engine: Engine, name: str, address: IPv4Address) -> int:
     """A container on the network; returns the descriptor of its namespace."""
