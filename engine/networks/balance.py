@@ -11,10 +11,10 @@ differ, in one transaction.
 - A service without a backend refuses connections at once.
 - A backend that connects to its own service and gets itself is answered through the gateway's
   address; otherwise it would get packets from its own address.
-- A withdrawn backend keeps its TCP connections, so that it can finish them. When it has gone (`end`)
-  the next packet of such a connection is answered with a reset. UDP clients move when the backend
-  is withdrawn, or else they would never know: `forget_datagrams` deletes their entries from the
-  connection table. That takes a walk through the table, so a set has the backends that ever got
+- A withdrawn backend keeps its TCP connections, so that it can finish them. When it has gone
+  (`end`) the next packet of such a connection is answered with a reset. UDP clients move when the
+  backend is withdrawn, or else they would never know: `forget_datagrams` deletes their entries from
+  the connection table. That takes a walk through the table, so a set has the backends that ever got
   datagrams.
 
 The state is in the kernel: the next daemon reads it and goes on with it.
