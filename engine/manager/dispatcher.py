@@ -94,6 +94,10 @@ UNREAD = 30.0
 """Seconds that an agent may leave its assignments unread."""
 GATHER = 0.02
 """Seconds between two rounds of assignments."""
+SPREAD = 0.06
+"""Seconds from a new attachment to its answer, in which other nodes learn of its address: 30 ms
+when they are idle. Tasks have it long before they start.
+"""
 SLICE = 0.005
 """Seconds of sending after which others are served."""
 SHARE = 1.5
@@ -338,6 +342,8 @@ class Dispatcher:
             await self._send_to(session, attachments=True)
             if network not in session.feed.versions:
                 await self._clock.sleep(GATHER)
+        if self._views.elsewhere(network, session.node):
+            await self._clock.sleep(SPREAD)  # or its first packets would have no way back
         answer = messages.Attached(seq=message.seq, attachment=key, network=network, address=address)
         await connection.send(answer)
 

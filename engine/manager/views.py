@@ -573,6 +573,11 @@ class NetworkViews:
         """The node has endpoints."""
         return node in self._needs
 
+    def elsewhere(self, id: str, node: str) -> bool:
+        """The network has endpoints on other nodes than this one."""
+        network = self._networks.get(id)
+        return network is not None and any(other != node for other in network.nodes)
+
     # --- what an agent is sent --------------------------------------------------------------------
 
     def _wanted(self, node: str) -> list[_Network]:

@@ -181,6 +181,18 @@ async def test_a_container_is_attached_and_detached(store: Store, clock: FakeClo
         await w.until(lambda: not agent.networks)
 
 
+async def test_other_nodes_know_of_an_attachment_before_its_container_starts(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        await attachable(w)
+        addressed(store)
+        agent, other = await w.agent(), await w.agent("n2")
+        for asking, known in ((agent, False), (other, True)):
+            began = clock.monotonic()
+            answer = await w.during(asking.connection.ask(ATTACH))
+            assert (clock.monotonic() - began >= dispatcher.SPREAD) is known
+        assert answer.attachment in agent.networks["a"].endpoints
+
+
 async def test_refused_attachments_leave_nothing(store: Store, clock: FakeClock) -> None:
     async with world(store, clock) as w:
         await attachable(w, attachable=False)
