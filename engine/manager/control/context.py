@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,6 +30,9 @@ LONGEST_BODY = LONGEST - (1 << 20)
 LONGEST_REQUEST = 4 << 20
 """Bytes of a request's body. A service's record has two specs, and etcd takes 10 MiB at once."""
 
+CHOOSING = 2.0
+"""Seconds that a request waits for others that choose something free."""
+
 Guard = Callable[[str], Awaitable[str]]
 """Whether the etcd member of a node may be removed: "", or why not."""
 Peers = Callable[[str], Iterable[str]]
@@ -45,8 +49,29 @@ class Context(msgspec.Struct, frozen=True):
     authority: Authority
     guard: Guard
     peers: Peers
+    choosing: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
+    """Held while something free is chosen and written, so that requests at this manager do not all
+    choose the same. Other managers' requests are told apart by comparisons.
+    """
     encoded: dict[str, tuple[Entry[Any], Entry[Any] | None, bytes]] = msgspec.field(default_factory=dict)
     """Documents of services as lists have sent them, with the records that they were made of."""
+
+
+@contextlib.asynccontextmanager
+async def alone(context: Context) -> AsyncIterator[None]:
+    """Hold `Context.choosing`, or go on without it when others take too long: without quorum, each
+    of them fails by itself.
+    """
+    held = False
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CHOOSING):
+            await context.choosing.acquire()
+            held = True
+    try:
+        yield
+    finally:
+        if held:
+            context.choosing.release()
 
 
 class Precondition(ServerError):

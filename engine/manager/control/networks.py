@@ -22,7 +22,7 @@ from engine.errors import Conflict, EngineError, Forbidden, NotFound
 from engine.manager import networks, ports
 from engine.manager import tasks as rules
 from engine.manager.control import tasks
-from engine.manager.control.context import SLICE, Context, Precondition, body, encode
+from engine.manager.control.context import SLICE, Context, Precondition, alone, body, encode
 from engine.manager.messages import Call
 from engine.manager.networks import find_network
 from engine.manager.records import (
@@ -227,8 +227,13 @@ def _status(store: Store, network: Entry[NetworkRecord], found: list[_OnNetwork]
 
 
 async def create(context: Context, call: Call) -> bytes:
-    store = context.store
     wanted = body(call, NetworkCreate)
+    async with alone(context):
+        return await _create(context, wanted)
+
+
+async def _create(context: Context, wanted: NetworkCreate) -> bytes:
+    store = context.store
     record, changes, compares = networks.new(store, wanted, context.clock.now())
     claim = name_claim("network", record.name)
     if store.get(CLAIMS, claim) is not None:
@@ -248,7 +253,8 @@ async def remove(context: Context, call: Call) -> bytes:
     entry = find_network(context.store, call.name)
     if entry.record.ingress and not call.query.get("ingress"):
         raise Forbidden(f"{entry.record.name} is a pre-defined network and cannot be removed")
-    await _remove(context.store, entry)
+    async with alone(context):
+        await _remove(context.store, entry)
     return b""
 
 

@@ -7,6 +7,7 @@ never accept the same one.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from engine import names, times
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from engine.manager import ports
 from engine.manager.control import filters, validate
-from engine.manager.control.context import Context, Precondition, body, check_version, encode, encode_all, find
+from engine.manager.control.context import Context, Precondition, alone, body, check_version, encode, encode_all, find
 from engine.manager.messages import Call
 from engine.manager.networks import INGRESS, NODE_LOCAL, find_network, refer
 from engine.manager.records import (
@@ -243,8 +244,21 @@ def _with_monitor(config: wire.UpdateConfig | None) -> wire.UpdateConfig:
 
 
 async def create(context: Context, call: Call) -> bytes:
-    store = context.store
     spec = body(call, ServiceSpec)
+    async with _alone(context, spec):
+        return await _create(context, call, spec)
+
+
+def _alone(context: Context, spec: ServiceSpec) -> contextlib.AbstractAsyncContextManager[None]:
+    """`alone` if a port must be chosen for the service."""
+    endpoint = spec.endpoint_spec
+    if endpoint is None or all(port.published_port for port in endpoint.ports):
+        return contextlib.nullcontext()
+    return alone(context)
+
+
+async def _create(context: Context, call: Call, spec: ServiceSpec) -> bytes:
+    store = context.store
     if not spec.name:
         spec = msgspec.structs.replace(spec, name=_free_name(store))
     spec = _resolved(store, validate.service_spec(spec), call)
@@ -271,10 +285,15 @@ async def update(context: Context, call: Call) -> bytes:
     """Replace the spec, or put the previous one back. A new version of the spec makes the status of
     the update before it void, so that an update that is paused goes on.
     """
+    spec = body(call, ServiceSpec)
+    async with _alone(context, spec):
+        return await _update(context, call, spec)
+
+
+async def _update(context: Context, call: Call, spec: ServiceSpec) -> bytes:
     store, now = context.store, context.clock.now()
     entry = find_service(store, call.name)
     record = entry.record
-    spec = body(call, ServiceSpec)
     rollback = call.query.get("rollback") or ""
     if rollback not in ("", "none", "previous"):
         raise validate.refuse("rollback", rollback, "previous is expected")

@@ -202,10 +202,10 @@ def _vni(swarm: Swarm, key: str) -> int:
 
 async def test_many_at_once_get_different_subnets(swarm: Swarm) -> None:
     await swarm.found()
-    keys = await asyncio.gather(*(made(swarm, f"n{number}") for number in range(8)))
+    keys = await asyncio.gather(*(made(swarm, f"n{number}") for number in range(60)))
     records = [swarm.store.record(NETWORKS, key) for key in keys]
-    assert len({record.subnets[0].subnet for record in records if record}) == 8
-    assert len({record.vni for record in records if record}) == 8
+    assert len({record.subnets[0].subnet for record in records if record}) == 60
+    assert len({record.vni for record in records if record}) == 60
 
 
 async def test_list_filters(swarm: Swarm) -> None:
@@ -342,6 +342,12 @@ async def test_one_port_wanted_by_many_at_once(swarm: Swarm) -> None:
         assert modes == ["ingress"] or set(modes) == {"host"}, modes
         for key in keys:
             await swarm.services_remove(key)
+
+
+async def test_ports_are_chosen_for_many_at_once(swarm: Swarm) -> None:
+    await swarm.found()
+    keys = await asyncio.gather(*(service(swarm, f"web{number}", ports=[{"TargetPort": 80}]) for number in range(60)))
+    assert sorted([(await ports_of(swarm, key))[0][1] for key in keys]) == [*range(30000, 30060)]
 
 
 # --- what is on a network -------------------------------------------------------------------------
