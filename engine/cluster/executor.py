@@ -57,9 +57,11 @@ AGAIN = 1.0, 30.0
 """Seconds until a stop or a removal that failed is tried again: at first, and at most."""
 
 WITHDRAWAL_LIMIT = 3.0
-"""Seconds that the managers may take to store that a task gets no more traffic."""
+"""Seconds that the managers may take to store that a task gets no more traffic, and to send it to
+the nodes.
+"""
 WITHDRAWAL = 0.2
-"""Seconds from then until its signal, in which all nodes learn it."""
+"""Seconds from then until its signal, in which all nodes stop leading traffic to it."""
 
 END_LIMIT = 30.0
 """Seconds that tasks have to end beyond their grace period, when this node leaves."""
@@ -502,6 +504,7 @@ class Executor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WITHDRAWAL_LIMIT):
                     await self._stored(task.assigned.id)
+                    await self._networks.withdrawal_seen(task.assigned.id)
         await asyncio.sleep(WITHDRAWAL)
 
     async def _stop(self, task: _Task, container: Container) -> None:

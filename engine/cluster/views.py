@@ -80,6 +80,10 @@ class _Network:
         """Data addresses. A node that is taken for lost keeps the last one: whether traffic is led
         to its endpoints is the managers' decision.
         """
+        self.addresses: dict[str, IPv4Address] = {}
+        """By endpoint."""
+        self.ready: dict[str, Backends] = {}
+        """By service, as far as they were asked for: endpoints that traffic may be led to."""
         self.of_service: dict[str, set[str]] = {}
         """Endpoint ids by service."""
         self.of_node: dict[str, set[str]] = {}
@@ -115,6 +119,8 @@ class _Network:
         self.balanced: dict[str, tuple[IPv4Address, Backends]] = {}
         """By service: its virtual address, and its ready endpoints."""
         self.balanced_of: dict[IPv4Address, str] = {}
+        self.balances = False
+        """The services were set once: what an earlier daemon left has ended."""
         self.named: dict[str, Names] = {}
         self.ports: dict[tuple[str, int], tuple[int, Backends]] | None = None
         """None before the first call, which is made also without ports."""
@@ -128,6 +134,9 @@ class _Network:
     def put_endpoint(self, each: EndpointView) -> None:
         self.remove_endpoint(each.id)
         self.endpoints[each.id] = each
+        address = _address(each.address)
+        if address is not None:
+            self.addresses[each.id] = address
         self.of_node.setdefault(each.node, set()).add(each.id)
         if each.service:
             self.of_service.setdefault(each.service, set()).add(each.id)
@@ -135,6 +144,7 @@ class _Network:
 
     def remove_endpoint(self, endpoint: str) -> None:
         self.changed_endpoints.add(endpoint)
+        self.addresses.pop(endpoint, None)
         before = self.endpoints.pop(endpoint, None)
         if before is not None:
             _discard(self.of_node, before.node, endpoint)
@@ -389,6 +399,13 @@ class NodeNetworks:
                 network.changed_services.add(found.service)
                 self._wake(network)
 
+    async def withdrawal_seen(self, task: str) -> None:
+        """Wait until the managers' views have the task as not ready. They send them to all nodes
+        at the same time.
+        """
+        while any((found := network.endpoints.get(task)) is not None and found.ready for network in self._all.values()):
+            await self._changed.wait()
+
     async def need(self, network_id: str) -> Network:
         """The network, as soon as it is made.
 
@@ -517,6 +534,8 @@ class NodeNetworks:
         """Pass on what has changed since the last time. What fails stays marked."""
         endpoints, network.changed_endpoints = network.changed_endpoints, set()
         services, network.changed_services = network.changed_services, set()
+        for each in services:
+            network.ready.pop(each, None)
         nodes, network.changed_nodes = network.changed_nodes, False
         if not (endpoints or services or nodes or network.left):
             return
@@ -576,21 +595,23 @@ class NodeNetworks:
         found = network.endpoints.get(endpoint)
         if found is None or found.node == self.node:
             return None
-        address, via = _address(found.address), network.nodes.get(found.node)
+        address, via = network.addresses.get(endpoint), network.nodes.get(found.node)
         return None if address is None or via is None else (address, via)
 
     def _ready(self, network: _Network, service: str) -> Backends:
         """The endpoints of a service that traffic may be led to, in the order of their
         addresses.
         """
-        found = []
-        for endpoint in network.of_service.get(service, ()):
-            each = network.endpoints[endpoint]
-            if each.ready and endpoint not in self._withdrawn:
-                address = _address(each.address)
-                if address is not None:
-                    found.append(address)
-        return tuple(sorted(found))
+        known = network.ready.get(service)
+        if known is None:
+            of, addresses, withdrawn = network.endpoints, network.addresses, self._withdrawn
+            found = [
+                addresses[each]
+                for each in network.of_service.get(service, ())
+                if of[each].ready and each not in withdrawn and each in addresses
+            ]
+            known = network.ready[service] = tuple(sorted(found, key=int))
+        return known
 
     async def _apply_services(self, network: _Network, services: Iterable[str]) -> None:
         """No container asks for a virtual address on the ingress network."""
@@ -612,8 +633,9 @@ class NodeNetworks:
             if before is not None and network.balanced_of.get(before[0]) == each:
                 left.add(before[0])
         left -= put.keys()
-        if put or left:
+        if put or left or not network.balances:
             await self._networks.overlays.set_services(network.id, put, left)
+            network.balances = True
         for each, wanted in now.items():
             before = network.balanced.pop(each, None)
             if before is not None and network.balanced_of.get(before[0]) == each:
@@ -656,7 +678,7 @@ class NodeNetworks:
         found = network.endpoints.get(endpoint)
         if found is None or found.node == self.node or not found.name or network.definition.ingress:
             return None
-        address = _address(found.address)
+        address = network.addresses.get(endpoint)
         return None if address is None else Names((found.name, *found.aliases), (address,), False)
 
     async def _apply_ports(self, network: _Network) -> None:

@@ -186,6 +186,12 @@ def test_networks_of_the_swarm() -> None:
     made = networks(addresses={"id2": "10.255.0.3"})
     assert made.host_config.network_mode == "" and [*made.networking_config.endpoints_config] == ["bridge", "ingress"]
     assert networks("host", addresses={}).host_config.network_mode == "host"
+    ingress = made.networking_config.endpoints_config["ingress"]
+    assert ingress is not None and ingress.driver_opts is None
+    task = msgspec.structs.replace(TASK, addresses={"ingress": "10.255.0.3"})
+    made = body(task, endpoint=EndpointSpec(ports=[PortConfig(protocol="udp", target_port=53, published_port=53)]))
+    ingress = made.networking_config.endpoints_config["ingress"]
+    assert ingress is not None and ingress.driver_opts == {"engine.network.endpoint.datagrams": "1"}
 
 
 def test_logs_and_resources() -> None:
