@@ -289,7 +289,7 @@ class Attachments:
             for address in endpoints.addresses(settings):
                 try:
                     if address.version in found.pools:
-                        found.pools[address.version].claim(address)
+                        found.place(address)[0].claim(address)
                 except EngineError as error:
                     _log.warning(
                         "container %s: cannot claim its address, which it keeps: %s", container_id, error.message
@@ -506,18 +506,16 @@ class Attachments:
 
         Other containers get them only by asking for them, or when no other address is free.
         """
-        for found, version, address in self._static(wanted):
-            found.pools[version].reserve(address)
+        for found, address in self._static(wanted):
+            found.place(address)[0].reserve(address)
 
     def unreserve(self, wanted: Mapping[str, EndpointSettings]) -> None:
         """Undo one `reserve` with these settings."""
-        for found, version, address in self._static(wanted):
-            found.pools[version].unreserve(address)
+        for found, address in self._static(wanted):
+            found.place(address)[0].unreserve(address)
 
-    def _static(self, wanted: Mapping[str, EndpointSettings]) -> Iterator[tuple[Network, int, Address]]:
-        """Static addresses with their networks and IP versions; settings that are no longer valid
-        have none.
-        """
+    def _static(self, wanted: Mapping[str, EndpointSettings]) -> Iterator[tuple[Network, Address]]:
+        """Static addresses with their networks; settings that are no longer valid have none."""
         for key, settings in wanted.items():
             if settings.ipam_config is None:
                 continue
@@ -526,8 +524,8 @@ class Attachments:
                 static = requested.wanted_addresses(found.record, settings)
             except EngineError:
                 continue
-            for version, address in static.items():
-                yield found, version, address
+            for address in static.values():
+                yield found, address
 
     # --- endpoints come and go --------------------------------------------------------------------
 

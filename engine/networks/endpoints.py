@@ -70,7 +70,7 @@ class Network:
     """A network as it is now."""
 
     __slots__ = (
-        *("adopted", "gateways", "generation", "link", "options", "overlay", "pools", "record", "routes"),
+        *("adopted", "gateways", "generation", "link", "more", "options", "overlay", "pools", "record", "routes"),
         "sandboxes",
     )
 
@@ -89,6 +89,8 @@ class Network:
         """By IP version. Empty for networks without links (host, none)."""
         self.gateways: dict[int, IPv4Interface | IPv6Interface] = {}
         """By IP version, with the subnet's prefix."""
+        self.more: list[tuple[AddressPool, IPv4Interface | IPv6Interface]] = []
+        """Further subnets of an overlay, with their gateways."""
         self.sandboxes: dict[str, Sandbox] = {}
         """By container id; endpoints that are being made count."""
         self.generation = 0
@@ -130,11 +132,28 @@ class Network:
         """Derive pools and gateways from the record."""
         self.pools.clear()
         self.gateways.clear()
+        self.more.clear()
         for subnet, gateway, config in network.pools(self.record):
             excluded = [gateway, *(ip_address(text) for text in network_rules.excluded(config).values())]
             given_from = ip_network(config.ip_range) if config.ip_range else None
-            self.pools[subnet.version] = AddressPool(self.record.name, subnet, excluded, given_from)
-            self.gateways[subnet.version] = with_prefix(gateway, subnet.prefixlen)
+            pool = AddressPool(self.record.name, subnet, excluded, given_from)
+            interface = with_prefix(gateway, subnet.prefixlen)
+            if subnet.version in self.pools:
+                self.more.append((pool, interface))
+            else:
+                self.pools[subnet.version], self.gateways[subnet.version] = pool, interface
+
+    @property
+    def subnets(self) -> list[tuple[AddressPool, IPv4Interface | IPv6Interface]]:
+        """All pools with their gateways."""
+        return [*((pool, self.gateways[version]) for version, pool in self.pools.items()), *self.more]
+
+    def place(self, address: Address) -> tuple[AddressPool, IPv4Interface | IPv6Interface]:
+        """Pool and gateway of the subnet that the address is in; of the first one of its IP version
+        if it is in none.
+        """
+        found = next((each for each in self.more if address in each[0].subnet), None)
+        return found or (self.pools[address.version], self.gateways[address.version])
 
 
 # --- addresses ------------------------------------------------------------------------------------
@@ -171,27 +190,29 @@ def allocate(
             if version not in static:
                 taken[version] = pool.take()
                 continue
-            if version not in assigned or static[version] in pool.subnet:
-                pool.claim(static[version])
+            own, _ = found.place(static[version])
+            if version not in assigned or static[version] in own.subnet:
+                own.claim(static[version])
             taken[version] = static[version]
     except BaseException:
-        for version, address in taken.items():
-            found.pools[version].give(address)
+        for address in taken.values():
+            found.place(address)[0].give(address)
         raise
     settings = intent(wanted, record)
     if not taken:
         return settings
     found.generation += 1
     ingress = found.overlay is not None and found.overlay.ingress
-    gateways = {} if found.closed or found.options.layer3 or ingress else found.gateways
+    places = {version: found.place(address) for version, address in taken.items()}
+    gateways = {} if found.closed or found.options.layer3 or ingress else places
     return msgspec.structs.replace(
         settings,
-        gateway=str(gateways[4].ip) if 4 in gateways else "",
+        gateway=str(gateways[4][1].ip) if 4 in gateways else "",
         ip_address=str(taken.get(4, "")),
-        ip_prefix_len=found.pools[4].subnet.prefixlen if 4 in taken else 0,
-        ipv6_gateway=str(gateways[6].ip) if 6 in gateways else "",
+        ip_prefix_len=places[4][0].subnet.prefixlen if 4 in taken else 0,
+        ipv6_gateway=str(gateways[6][1].ip) if 6 in gateways else "",
         global_ipv6_address=str(taken.get(6, "")),
-        global_ipv6_prefix_len=found.pools[6].subnet.prefixlen if 6 in taken else 0,
+        global_ipv6_prefix_len=places[6][0].subnet.prefixlen if 6 in taken else 0,
         mac_address="" if record.driver == IPVLAN else mac or mac_address(taken.get(4) or taken[6]),
     )
 
@@ -201,7 +222,7 @@ def release(found: Network, settings: EndpointSettings) -> None:
     found.generation += 1
     for address in addresses(settings):
         if address.version in found.pools:
-            found.pools[address.version].give(address)
+            found.place(address)[0].give(address)
 
 
 def addresses(settings: EndpointSettings) -> list[Address]:

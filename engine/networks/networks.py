@@ -172,8 +172,8 @@ class Networks:
         except EngineError:
             return
         endpoints.check_usable(found)
-        for version, address in requested.wanted_addresses(found.record, wanted).items():
-            found.pools[version].check(address)
+        for address in requested.wanted_addresses(found.record, wanted).values():
+            found.place(address)[0].check(address)
 
     def shown(self, found: Network) -> wire.Network:
         """The network as lists show it."""
@@ -182,7 +182,7 @@ class Networks:
     def inspected(self, found: Network) -> wire.NetworkInspect:
         """The network with its endpoints and its numbers of addresses."""
         record = found.record
-        counts = {str(pool.subnet): pool.counts() for pool in found.pools.values()}
+        counts = {str(pool.subnet): pool.counts() for pool, _ in found.subnets}
         subnets = {
             subnet: SubnetStatus(ips_in_use=min(used, _MOST), dynamic_ips_available=min(free, _MOST))
             for subnet, (used, free) in counts.items()
@@ -241,7 +241,7 @@ class Networks:
 
     async def local_subnets(self) -> tuple[str, ...]:
         """IPv4 subnets of this host, other engines' and programs' too, without those of a swarm."""
-        shared = [pool.subnet for each in self.by_id.values() if each.overlay for pool in each.pools.values()]
+        shared = [pool.subnet for each in self.by_id.values() if each.overlay for pool, _ in each.subnets]
         found = await self.workers.run(self.drivers.local_subnets)
         return tuple(str(each) for each in found if not any(other.overlaps(each) for other in shared))
 

@@ -239,24 +239,19 @@ class OverlayDriver:
 
     def _complete(self, found: Network, space: Space) -> bool:
         """Make the links, addresses and rules that are missing. Returns True if any was."""
-        overlay, subnet, gateway = _addresses(found)
         inside = space.inside
-        lo = inside.link("lo")
-        assert lo is not None
-        failures = inside.outcomes(
-            (
-                rtnl.change_link("lo", up=True),
-                rtnl.add_address(lo.ifindex, IPv4Interface((gateway, 32))),
-                rtnl.add_unreachable_route(subnet),
-            )
-        )
+        lo = _there(inside, "lo")
+        subnets = _subnets(found)
+        failures = inside.outcomes(rtnl.add_address(lo.ifindex, IPv4Interface((gateway, 32))) for _, gateway in subnets)
         for failure in failures:
             if failure is not None and failure.errno != errno.EEXIST:
                 raise failure
-        changed = self._complete_vxlan(found, space, overlay)
+        changed = not all(failures)
+        inside.apply(rtnl.change_link("lo", up=True), *(rtnl.add_unreachable_route(subnet) for subnet, _ in subnets))
+        changed |= self._complete_vxlan(found, space, _overlay(found))
         if not found.closed:
             changed |= self._complete_uplink(found, space)
-        return changed or failures[1] is None
+        return changed
 
     def _complete_vxlan(self, found: Network, space: Space, overlay: Overlay) -> bool:
         mac = mac_address(overlay.local)
@@ -319,7 +314,7 @@ class OverlayDriver:
                 if missing:
                     netfilter.run(_RULES)
                     space.layout = kernel.layout(_TABLE)
-            entrance = _addresses(found)[0].ingress
+            entrance = _overlay(found).ingress
             rules = BridgeRules(bridge=found.bridge, subnets=(space.pair,), icc=False, entrance=entrance)
             if space.rules != rules:
                 self._filter.remove_network(found.bridge)
@@ -341,7 +336,7 @@ class OverlayDriver:
                 rtnl.change_link(name, up=True, without_ipv6_address=host.has_ipv6(0)),
             )
             link = _there(self._links, name)
-            space.pair = _free_pair(self._links, _addresses(found)[0].vni)
+            space.pair = _free_pair(self._links, _overlay(found).vni)
             self._links.apply(rtnl.add_address(link.ifindex, IPv4Interface((space.pair[0], 31))))
         except BaseException:
             self._links.outcomes([rtnl.delete_link(name)])
@@ -437,7 +432,7 @@ class OverlayDriver:
 
     def set_peers(self, found: Network, put: Mapping[IPv4Address, IPv4Address], gone: Collection[IPv4Address]) -> None:
         """Lead these addresses to these nodes, and no others of `gone` any more."""
-        space, local = self.space(found), _addresses(found)[0].local
+        space, local = self.space(found), _overlay(found).local
         with space.lock:
             requests: list[Request] = []
             removals: list[Request] = []
@@ -465,7 +460,7 @@ class OverlayDriver:
 
     def set_nodes(self, found: Network, nodes: Collection[IPv4Address]) -> None:
         """The VXLAN leads to these data addresses, besides those of nodes with endpoints."""
-        space, local = self.space(found), _addresses(found)[0].local
+        space, local = self.space(found), _overlay(found).local
         with space.lock:
             wanted = frozenset(nodes) - {local}
             added, left = wanted - space.known, space.known - wanted
@@ -531,8 +526,9 @@ class OverlayDriver:
         endpoint_id: str = "",
     ) -> str:
         space = self.space(found)
-        overlay, subnet, gateway = _addresses(found)
         address = next(each.ip for each in interface.addresses if isinstance(each, IPv4Interface))
+        subnets = _subnets(found)
+        gateway = next((gateway for subnet, gateway in subnets if address in subnet), subnets[0][1])
         endpoint_id = endpoint_id or secrets.token_hex(32)
         end = sandboxes.host_end(endpoint_id)
         with _inside(namespace) as inside:
@@ -551,10 +547,10 @@ class OverlayDriver:
                     *(rtnl.add_address(inner.ifindex, each, route=each.ip != address) for each in interface.addresses),
                     rtnl.add_neighbour(inner.ifindex, gateway, mac_address(gateway)),
                     rtnl.add_route(_host(gateway), inner.ifindex),
-                    rtnl.add_route(subnet, inner.ifindex, gateway),
+                    *(rtnl.add_route(subnet, inner.ifindex, gateway) for subnet, _ in subnets),
                     *(rtnl.add_default_route(each, inner.ifindex) for each in gateways),
                 )
-                if overlay.ingress:
+                if _overlay(found).ingress:
                     ingress.answer_by(namespace, inside, inner, address, gateway, datagrams=interface.datagrams)
                 with space.lock:
                     space.inside.apply(
@@ -636,18 +632,23 @@ def _inside(namespace: int) -> Iterator[RouteSocket]:
         yield inside
 
 
-def _addresses(found: Network) -> tuple[Overlay, IPv4Network, IPv4Address]:
-    """The overlay with subnet and gateway."""
-    overlay, subnet, gateway = found.overlay, found.pools[4].subnet, found.gateways[4].ip
-    assert overlay is not None
-    assert isinstance(subnet, IPv4Network)
-    assert isinstance(gateway, IPv4Address)
-    return overlay, subnet, gateway
+def _overlay(found: Network) -> Overlay:
+    assert found.overlay is not None
+    return found.overlay
+
+
+def _subnets(found: Network) -> list[tuple[IPv4Network, IPv4Address]]:
+    """With their gateways."""
+    return [
+        (pool.subnet, interface.ip)
+        for pool, interface in found.subnets
+        if isinstance(pool.subnet, IPv4Network) and isinstance(interface.ip, IPv4Address)
+    ]
 
 
 def gateway(found: Network) -> IPv4Address:
-    """The network's own address in its namespace."""
-    return _addresses(found)[2]
+    """The network's own address in its namespace, the first one if it has several."""
+    return _subnets(found)[0][1]
 
 
 def _host(address: IPv4Address) -> IPv4Network:

@@ -16,6 +16,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import pytest
 
 from engine.config import Config
@@ -179,6 +180,9 @@ class Host:
     def release(self, container_id: str, network_id: str) -> None:
         """It is not needed here."""
 
+    async def give_back(self, container_id: str, network_id: str) -> None:
+        """It is not needed here."""
+
     def leave(self, name: str) -> None:
         container = self.containers.pop(name)
         container.process.kill()
@@ -276,6 +280,29 @@ def test_traffic(hosts: list[Host], web: NetworkRecord) -> None:
     hosts[0].peers(inner, {"10.0.16.21": hosts[1].address})
     assert "default via 10.0.0.1" in both.routes()
     assert containers[0].reaches("10.0.0.21") and others[0].reaches("10.0.16.21") and both.reaches(f"{NET}.3")
+
+
+def test_several_subnets(hosts: list[Host]) -> None:
+    """A container has an address of one of them, and that one's gateway."""
+    config = [
+        IPAMConfig(subnet="10.0.1.0/24", gateway="10.0.1.1"),
+        IPAMConfig(subnet="10.9.0.0/20", gateway="10.9.0.7"),
+    ]
+    wide = msgspec.structs.replace(network("wide", "", ""), ipam=IPAM(config=config))
+    nodes = {"10.0.1.5": hosts[0].address, "10.9.0.5": hosts[1].address}
+    for host in hosts[:2]:
+        host.adopt(wide)
+        host.peers(wide, nodes)
+    first, second = (host.start("one", (wide, address)) for host, address in zip(hosts[:2], nodes, strict=True))
+    assert "default via 10.0.1.1" in first.routes() and "10.9.0.0/20 via 10.0.1.1" in first.routes()
+    assert "default via 10.9.0.7" in second.routes()
+    assert first.endpoints["wide"].gateway == "10.0.1.1" and second.endpoints["wide"].gateway == "10.9.0.7"
+    assert (first.endpoints["wide"].ip_prefix_len, second.endpoints["wide"].ip_prefix_len) == (24, 20)
+    for address in (*nodes, "10.0.1.1", "10.9.0.7", f"{NET}.3"):
+        assert first.reaches(address) and second.reaches(address), address
+    assert not first.reaches("10.9.0.9")
+    shown = hosts[0].networks.inspected(hosts[0].networks.get("wide"))
+    assert {*shown.status.ipam.subnets} == {"10.0.1.0/24", "10.9.0.0/20"}
 
 
 def test_an_endpoint_moves(hosts: list[Host], web: NetworkRecord) -> None:
