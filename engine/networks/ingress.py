@@ -44,6 +44,7 @@ import resource
 import socket
 import struct
 import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
@@ -85,15 +86,22 @@ _REMEMBERED = 180
 """Seconds after the last datagram for which its client is known, as for the connection table."""
 
 _ANYWHERE = IPv4Network("0.0.0.0/0")
-_SETS = ("services", "slots")
+_SETS = ("services", "slots", "ended")
+_KEPT = 3600.0
+"""Seconds for which connections of a task that has ended are refused when they go on."""
+_LIBERAL = {"netfilter/nf_conntrack_tcp_be_liberal": "1"}
+"""Packets outside of a connection's window are still of the connection, and get its mark."""
 
 # Existing sets keep their elements; the rules are replaced. Two look-ups: if a port loses slots
-# between the look-ups for one packet, the second attempt finds the new ones.
+# between the look-ups for one packet, the second attempt finds the new ones. A packet from the
+# ingress network that is no answer of a known connection would keep its source, an address that
+# means nothing to its receiver.
 _HOST = """
 add table inet {table}
 {declared}
 add map inet {table} services {{ type inet_proto . inet_service : verdict; }}
 add map inet {table} slots {{ typeof meta l4proto . th dport . numgen random mod 64 : ip daddr . th dport; }}
+add set inet {table} ended {{ type ipv4_addr; }}
 flush table inet {table}
 table inet {table} {{
 {chains}
@@ -108,6 +116,20 @@ table inet {table} {{
     chain output {{
         type nat hook output priority -100; policy accept;
         meta nfproto ipv4 fib daddr type local jump published
+    }}
+    chain refuse {{
+        meta l4proto tcp reject with tcp reset
+        reject with icmp port-unreachable
+    }}
+    chain arriving {{
+        type filter hook prerouting priority -90; policy accept;
+        iifname "{uplink}" ip saddr {subnet} ct state invalid drop
+        iifname "{uplink}" ip saddr {subnet} ct direction original drop
+        ct status dnat ct direction original ip daddr @ended jump refuse
+    }}
+    chain leaving {{
+        type filter hook output priority -90; policy accept;
+        ct status dnat ct direction original ip daddr @ended jump refuse
     }}
 }}
 """
@@ -127,6 +149,7 @@ table inet {table} {{
     chain marks {{
         type filter hook prerouting priority mangle; policy accept;
         iifname "{vxlan}" ip daddr {subnet} ip saddr != {subnet} ct mark set @ll,64,32
+        iifname != "{vxlan}" ip saddr {subnet} ct state invalid drop
         iifname != "{vxlan}" meta mark set ct mark
     }}
     chain sources {{
@@ -200,13 +223,14 @@ _HOOK_MISSING = "this kernel has no hook for what a device sends (NETFILTER_EGRE
 class Ingress:
     """Published ports of the swarm on one node."""
 
-    def __init__(self, table: Filter, namespace: int, subnet: IPv4Network, own: IPv4Address) -> None:
+    def __init__(self, table: Filter, namespace: int, uplink: str, subnet: IPv4Network, own: IPv4Address) -> None:
         """`namespace`: descriptor of the ingress network's namespace, which is the caller's and
-        stays open. `own`: this node's address towards the others.
+        stays open. `uplink`: the host's link to it. `own`: this node's address towards the others.
         """
         self._filter = table
         self._table = _table(table)
         self._namespace = namespace
+        self._uplink = uplink
         self._subnet = subnet
         self._own = own
         self._lock = threading.Lock()
@@ -220,6 +244,12 @@ class Ingress:
         self._written = False
         """False if a failure left the kernel without some of it."""
         self._slots: dict[bytes, list[bytes]] = {}
+        self._served: set[bytes] = set()
+        """Addresses of tasks that were led to since the start, and have not ended."""
+        self._ended: dict[bytes, float] = {}
+        """Addresses of tasks that have ended, and when."""
+        self._ending: set[bytes] = set()
+        """Those that ports still lead to."""
         self._layout: tuple[bytes, ...] = ()
         self._kernel: NftSocket | None = None
         """Of the host, opened with the first ports."""
@@ -269,6 +299,7 @@ class Ingress:
         names = {"table": TABLE, "vxlan": VXLAN, "uplink": UPLINK, "subnet": self._subnet, "own": self._own}
         changed = False
         if not self._layouts.get(INET) or kernel.layout(TABLE) != self._layouts[INET]:
+            sysctls.write(_LIBERAL)
             netfilter.run(_NAMESPACE.format(**names))
             self._layouts[INET] = kernel.layout(TABLE)
             changed = True
@@ -301,8 +332,8 @@ class Ingress:
 
     def set_ports(self, ports: Ports) -> tuple[dict[Port, str], set[IPv4Address]]:
         """All ports that the swarm publishes. Returns those that are in use on this host, with the
-        reason, and the backends that no port leads to any more. They still get the packets of their
-        connections, until `forget`.
+        reason, and the backends of UDP that no port leads to any more. They still get the packets
+        of their connections, until `forget_datagrams`; those of other protocols until `forget`.
 
         The first call removes others that an earlier daemon left.
         """
@@ -333,14 +364,39 @@ class Ingress:
         """Forget the UDP connections of these backends unless they are back. Errors are logged."""
         with self._lock:
             gone = {each.packed for each in backends} - _backends(self._slots.values())
-        _forget(gone, socket.IPPROTO_UDP)
+        if not gone:
+            return
+        try:
+            with ConntrackSocket() as connections:
+                connections.forget_answers(gone, socket.IPPROTO_UDP)
+        except OSError as error:
+            _log.warning("cannot remove connections of tasks that have gone: %s", error)
 
-    def forget(self, backends: Iterable[IPv4Address | IPv6Address]) -> None:
-        """These tasks have ended: end the connections that they answer. Errors are logged.
+    def forget(self, addresses: Iterable[IPv4Address | IPv6Address]) -> None:
+        """These tasks have ended: the next packet of a connection to them is refused, until the
+        address is in use again.
 
-        The next packet of such a connection is led to another backend, which resets it.
+        Raises NetfilterError.
         """
-        _forget({each.packed for each in backends}, 0)
+        with self._lock:
+            if not self._begun:
+                return
+            now, remove, add = time.monotonic(), list[NamedElement](), list[NamedElement]()
+            for address in [address for address, since in self._ended.items() if since + _KEPT < now]:
+                del self._ended[address]
+                remove.append(_gone(address))
+            ended = {each.packed for each in addresses} & self._served
+            self._ending |= ended & _backends(self._slots.values())
+            add += self._end(ended - self._ending)
+            if remove or add:
+                with self._on_host() as kernel:
+                    self._write(kernel, remove, add)
+
+    def _end(self, addresses: set[bytes]) -> list[NamedElement]:
+        new = addresses - self._ended.keys()
+        self._served.difference_update(addresses)
+        self._ended.update(dict.fromkeys(addresses, time.monotonic()))
+        return [_gone(each) for each in new]
 
     # --- sockets ----------------------------------------------------------------------------------
 
@@ -386,13 +442,16 @@ class Ingress:
             there = self._read(kernel)
             before = _read_slots(there["slots"].values())
             self._slots = {key: slots.fill(before.get(key, ()), backends) for key, backends in wanted.items()}
+            led, now = _backends(self._slots.values()), time.monotonic()
+            self._served = led | _backends(before.values())
+            self._ended = dict.fromkeys(there["ended"].keys() - led, now)
             self._begun = True
             self._filter.companion = self._mend_host
             self._reconcile(kernel, there)
-        return _backends(before.values()) - _backends(self._slots.values())
+        return _served_by_udp(before) - led
 
     def _change(self, wanted: Mapping[bytes, Sequence[bytes]]) -> set[bytes]:
-        """Returns the backends that no port has any more."""
+        """Returns the backends of UDP that no port has any more."""
         before, remove, add = self._slots, list[NamedElement](), list[NamedElement]()
         self._slots = {key: slots.fill(before.get(key, ()), backends) for key, backends in wanted.items()}
         for key in before.keys() | self._slots.keys():
@@ -401,10 +460,17 @@ class Ingress:
                 less, more = set(_elements(key, old)), set(_elements(key, new))
                 remove += less - more
                 add += more - less
+        led = _backends(self._slots.values())
+        self._served |= led
+        for address in self._ended.keys() & led:
+            del self._ended[address]
+            remove.append(_gone(address))
+        add += self._end(self._ending - led)
+        self._ending &= led
         if remove or add or not self._written:
             with self._on_host() as kernel:
                 self._write(kernel, remove, add)
-        return _backends(before.values()) - _backends(self._slots.values())
+        return _served_by_udp(before) - led
 
     def _write(self, kernel: NftSocket, remove: list[NamedElement], add: list[NamedElement]) -> None:
         if self._written:
@@ -426,7 +492,8 @@ class Ingress:
             for each in slots.SIZES
         )
         declared = "\n".join(f"add chain inet {self._table} of{each}" for each in slots.SIZES)
-        text = _HOST.format(table=self._table, declared=declared, chains=chains)
+        names = {"uplink": self._uplink, "subnet": self._subnet}
+        text = _HOST.format(table=self._table, declared=declared, chains=chains, **names)
         try:
             netfilter.run(text)
         except NetfilterError:
@@ -440,6 +507,7 @@ class Ingress:
     def _reconcile(self, kernel: NftSocket, there: Mapping[str, Mapping[bytes, Element]]) -> bool:
         found = {(name, element) for name, elements in there.items() for element in elements.values()}
         wanted = {each for key, filled in self._slots.items() for each in _elements(key, filled)}
+        wanted |= {_gone(address) for address in self._ended}
         kernel.change(self._table, [*(found - wanted)], [*(wanted - found)], f"table {self._table}")
         self._written = True
         return found != wanted
@@ -483,16 +551,6 @@ class Ingress:
             if remove:
                 self._relay()
                 remove_leftovers(self._filter)
-
-
-def _forget(backends: Collection[bytes], protocol: int) -> None:
-    if not backends:
-        return
-    try:
-        with ConntrackSocket() as connections:
-            connections.forget_answers(backends, protocol)
-    except OSError as error:
-        _log.warning("cannot remove connections of tasks that have gone: %s", error)
 
 
 def remove_leftovers(table: Filter) -> None:
@@ -579,6 +637,14 @@ def _elements(key: bytes, filled: Sequence[bytes]) -> Iterator[NamedElement]:
     for at, backend in enumerate(filled):
         # A number of `numgen` has the byte order of the host.
         yield "slots", Element(key + struct.pack("=I", at), b"", backend)
+
+
+def _gone(address: bytes) -> NamedElement:
+    return "ended", Element(address)
+
+
+def _served_by_udp(filled: Mapping[bytes, Sequence[bytes]]) -> set[bytes]:
+    return _backends(each for key, each in filled.items() if key[0] == socket.IPPROTO_UDP)
 
 
 def _read_slots(elements: Iterable[Element]) -> dict[bytes, list[bytes]]:

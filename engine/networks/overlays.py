@@ -164,7 +164,7 @@ class Overlays:
             subnet = found.pools[4].subnet
             assert isinstance(subnet, IPv4Network)
             driver = self._drivers.overlays
-            made = Ingress(self._drivers.filter, driver.namespace(found), subnet, found.overlay.local)
+            made = Ingress(self._drivers.filter, driver.namespace(found), found.bridge, subnet, found.overlay.local)
             self._ingress = found, made
             try:
                 await self._in_thread(driver.lead, found, subnet)
@@ -275,7 +275,7 @@ class Overlays:
             if ended:
                 await self._end(known, ended)
         if ended and self._ingress is not None and known.found is self._ingress[0]:
-            await self._in_thread(self._ingress[1].forget, ended)
+            await self._end_connections(self._ingress[1], ended)
 
     async def set_services(
         self, network_id: str, put: Mapping[IPv4Address, Sequence[IPv4Address]], gone: Collection[IPv4Address]
@@ -299,6 +299,12 @@ class Overlays:
         await asyncio.sleep(ANSWER)  # for what the backends have got already
         await self._in_thread(of.forget_datagrams, withdrawn)
 
+    async def _end_connections(self, ingress: Ingress, ended: Collection[IPv4Address | IPv6Address]) -> None:
+        try:
+            await self._in_thread(ingress.forget, ended)
+        except NetfilterError as error:
+            _log.warning("connections to tasks that have ended: %s", error)
+
     def ended(self, network_id: str, addresses: Iterable[IPv4Address | IPv6Address]) -> None:
         """A container of this host has left the network: connections to it end soon, instead of
         waiting for answers.
@@ -307,7 +313,7 @@ class Overlays:
         if known is not None and known.balance.balances:
             self._soon(self._end(known, [*addresses]))
         if known is not None and self._ingress is not None and known.found is self._ingress[0]:
-            self._soon(self._in_thread(self._ingress[1].forget, [*addresses]))
+            self._soon(self._end_connections(self._ingress[1], [*addresses]))
 
     async def _end(self, known: _Adopted, addresses: Collection[IPv4Address | IPv6Address]) -> None:
         try:

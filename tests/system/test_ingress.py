@@ -166,7 +166,7 @@ class Host(Place):
 
     def opened(self) -> Ingress:
         """As the next daemon does."""
-        made = Ingress(self.filter, self.driver.space(self.found).descriptor, SUBNET, self.address)
+        made = Ingress(self.filter, self.driver.space(self.found).descriptor, self.found.bridge, SUBNET, self.address)
         made.open()
         return made
 
@@ -312,6 +312,26 @@ def test_withdrawn_tasks_keep_their_connections(swarm: Swarm) -> None:
         client.send(b"?")
         with pytest.raises(ConnectionResetError):
             client.recv(1000)
+
+
+def test_a_task_that_ends_at_once(swarm: Swarm) -> None:
+    """Its end is known before ports lead elsewhere. Its address is in use again later."""
+    for number, name in enumerate("ab"):
+        swarm.task(swarm.hosts[number], f"10.255.0.{number + 5}").serve(name, 8080)
+    entry = swarm.hosts[2]
+    swarm.publish({("tcp", 80): (8080, ["10.255.0.5"])})
+    with swarm.client.socket(socket.SOCK_STREAM) as client, entry.socket(socket.SOCK_STREAM) as own:
+        client.connect((str(entry.address), 80))
+        own.connect(("127.0.0.1", 80))
+        entry.run(entry.ingress.forget, [IPv4Address("10.255.0.5")])
+        swarm.publish({("tcp", 80): (8080, ["10.255.0.6"])})
+        assert not entry.run(entry.ingress.mend)
+        for each in (client, own):
+            with pytest.raises(ConnectionResetError):
+                each.send(b"?")
+                each.recv(1000)
+    swarm.publish({("tcp", 80): (8080, ["10.255.0.5"])})
+    assert swarm.client.ask(str(entry.address), 80)[0] == "a"
 
 
 def test_ports_of_other_programs(swarm: Swarm) -> None:
