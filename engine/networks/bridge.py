@@ -29,7 +29,7 @@ from engine.networks.filter import Filter
 from engine.networks.ipam import DEFAULT_POOLS, AddressPool
 from engine.networks.network import BRIDGE
 from engine.networks.publishing import bridges_call_netfilter
-from engine.networks.sandboxes import Interface, Stock
+from engine.networks.sandboxes import BridgeStock, Interface
 from engine.system import netfilter
 from engine.system.netlink import rtnl
 from engine.system.netlink.rtnl import Link, RouteSocket
@@ -57,11 +57,11 @@ class BridgeDriver:
         self._alias = alias
         self._configured = configured
         self._putting_back = threading.Lock()
-        self._stock: Stock | None = None
+        self._stock: BridgeStock | None = None
 
     def open_stock(self, default: Network) -> None:
         """From now on keep sandboxes ready, on the default bridge."""
-        self._stock = Stock(self._links, lambda: self.port(default))
+        self._stock = BridgeStock(self._links, lambda: self.port(default))
 
     def close(self) -> None:
         """Release the stock. Bridges stay."""

@@ -47,7 +47,7 @@ from engine.networks.filter import BridgeRules, Filter
 from engine.networks.ingress import SINK, UPLINK, VXLAN
 from engine.networks.ipam import mac_address
 from engine.networks.network import Overlay
-from engine.networks.sandboxes import Interface
+from engine.networks.sandboxes import Interface, ReadySandbox
 from engine.system import namespaces, netfilter, sysctls
 from engine.system.netlink import rtnl, xfrm
 from engine.system.netlink.codec import NetlinkError, Request
@@ -73,6 +73,8 @@ _SETTINGS = {
 } | ({"ipv6/conf/all/disable_ipv6": "1"} if host.HAS_IPV6 else {})
 
 _LINK_LOCAL = IPv4Network("169.254.0.0/16")
+READY = 2
+"""Sandboxes that are kept ready on a network at rest."""
 _TABLE = "uplink"
 _RULES = f"""
 add table inet {_TABLE}
@@ -129,15 +131,66 @@ class Space:
         """Peers of an earlier daemon that this one has not been told of yet."""
         self.macs: dict[IPv4Address, str] = {}
         """Of the endpoints on this host."""
+        self.stock: _Stock | None = None
+        """Made when the first container starts on the network."""
         self.closed = False
 
     def close(self) -> None:
         """The namespace goes unless the monitor has its descriptor, too."""
         if not self.closed:
             self.closed = True
+            if self.stock is not None:
+                self.stock.close()
             self.disturbances.close()
             self.inside.close()
             os.close(self.descriptor)
+
+
+class _Pair:
+    """A veth pair between a network's namespace and that of a sandbox, as `ReadySandbox` has it."""
+
+    __slots__ = ("bridge", "descriptor", "endpoint_id", "index", "inside")
+
+    def __init__(self, descriptor: int, inside: RouteSocket, endpoint_id: str) -> None:
+        self.descriptor = descriptor
+        self.inside = inside
+        self.endpoint_id = endpoint_id
+        self.bridge = self.index = 0
+        """Indexes of the outer and of the inner end."""
+
+    def make(self, found: Network, space: Space, name: str, mac: str = "") -> None:
+        """Both ends are up on return. A failure leaves nothing behind."""
+        end = sandboxes.host_end(self.endpoint_id)
+        space.inside.apply(
+            rtnl.create_veth(end, name, self.descriptor, mtu=found.options.mtu, mac=_outer_mac(found), peer_mac=mac)
+        )
+        try:
+            space.inside.apply(rtnl.change_link(end, up=True))
+            self.inside.apply(rtnl.change_link("lo", up=True), rtnl.change_link(name, up=True))
+            self.bridge, self.index = _there(space.inside, end).ifindex, _there(self.inside, name).ifindex
+        except BaseException:
+            space.inside.outcomes([rtnl.delete_link(end)])
+            raise
+
+
+class _Stock(sandboxes.Stock):
+    """Ready sandboxes on one network."""
+
+    def __init__(self, links: RouteSocket, found: Network, space: Space) -> None:
+        self._found = found
+        self._space = space
+        super().__init__(links, READY)
+
+    def fresh(self) -> ReadySandbox:
+        ready = sandboxes.bare(0)
+        try:
+            pair = _Pair(ready.descriptor, ready.inside, ready.endpoint_id)
+            pair.make(self._found, self._space, sandboxes.INSIDE)
+            ready.bridge, ready.index = pair.bridge, pair.index
+        except BaseException:
+            ready.close()
+            raise
+        return ready
 
 
 class OverlayDriver:
@@ -421,7 +474,7 @@ class OverlayDriver:
         try:
             interface = endpoints.interface(found, settings)
             name = interface.name or sandboxes.next_name(found.options.prefix, sandboxes.names(sandbox.namespace))
-            self._plug(found, sandbox.namespace, name, interface, (), settings.endpoint_id)
+            self._plug(found, sandbox.namespace, name, interface, settings.endpoint_id)
             _log.warning("network %s: container %s has been attached again", found.record.name, sandbox.container_id)
         except (EngineError, OSError) as error:
             _log.warning("network %s, container %s: %s", found.record.name, sandbox.container_id, error)
@@ -504,64 +557,64 @@ class OverlayDriver:
     # --- endpoints --------------------------------------------------------------------------------
 
     def new_sandbox(self, found: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
-        namespace = sandboxes.empty()
+        space = self.space(found)
+        with space.lock:
+            if space.stock is None:
+                space.stock = _Stock(self._links, found, space)
+        ready = space.stock.ready() or space.stock.fresh()
         try:
-            name = interface.name or sandboxes.INSIDE
-            endpoint_id = self._plug(found, namespace, name, interface, gateways)
+            name = ready.named(interface)
+            ready.inside.apply(rtnl.change_link(name, mac=interface.mac, mtu=interface.mtu))
+            self._configure(found, space, ready, name, interface, gateways)
         except BaseException:
-            sandboxes.close(namespace)
+            ready.close()
             raise
-        return namespace, endpoint_id
+        return ready.detach(), ready.endpoint_id
 
     def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
-        return self._plug(found, namespace, name, interface, ())
+        return self._plug(found, namespace, name, interface)
 
-    def _plug(
+    def _plug(self, found: Network, namespace: int, name: str, interface: Interface, endpoint_id: str = "") -> str:
+        space = self.space(found)
+        with _inside(namespace) as inside:
+            pair = _Pair(namespace, inside, endpoint_id or secrets.token_hex(32))
+            pair.make(found, space, name, interface.mac)
+            try:
+                self._configure(found, space, pair, name, interface, ())
+            except BaseException:
+                space.inside.outcomes([rtnl.delete_link(sandboxes.host_end(pair.endpoint_id))])
+                raise
+        return pair.endpoint_id
+
+    def _configure(
         self,
         found: Network,
-        namespace: int,
+        space: Space,
+        pair: _Pair | ReadySandbox,
         name: str,
         interface: Interface,
         gateways: Gateways,
-        endpoint_id: str = "",
-    ) -> str:
-        space = self.space(found)
+    ) -> None:
+        """Addresses, routes and neighbours on both sides of a pair that is up."""
         address = next(each.ip for each in interface.addresses if isinstance(each, IPv4Interface))
         subnets = _subnets(found)
         gateway = next((gateway for subnet, gateway in subnets if address in subnet), subnets[0][1])
-        endpoint_id = endpoint_id or secrets.token_hex(32)
-        end = sandboxes.host_end(endpoint_id)
-        with _inside(namespace) as inside:
+        sandboxes.settle(pair.descriptor, name, interface)
+        pair.inside.apply(
+            *(rtnl.add_address(pair.index, each, route=each.ip != address) for each in interface.addresses),
+            rtnl.add_neighbour(pair.index, gateway, _outer_mac(found)),
+            rtnl.add_route(_host(gateway), pair.index),
+            *(rtnl.add_route(subnet, pair.index, gateway) for subnet, _ in subnets),
+            *(rtnl.add_default_route(each, pair.index) for each in gateways),
+        )
+        if _overlay(found).ingress:
+            inner = _there(pair.inside, name)
+            ingress.answer_by(pair.descriptor, pair.inside, inner, address, gateway, datagrams=interface.datagrams)
+        with space.lock:
             space.inside.apply(
-                rtnl.create_veth(
-                    end, name, namespace, mtu=interface.mtu, mac=mac_address(gateway), peer_mac=interface.mac
-                ),
-                rtnl.change_link(end, up=True),
+                rtnl.add_neighbour(pair.bridge, address, interface.mac), rtnl.add_route(_host(address), pair.bridge)
             )
-            try:
-                outer = _there(space.inside, end)
-                inner = _there(inside, name)
-                sandboxes.settle(namespace, name, interface)
-                inside.apply(
-                    rtnl.change_link(name, up=True),
-                    *(rtnl.add_address(inner.ifindex, each, route=each.ip != address) for each in interface.addresses),
-                    rtnl.add_neighbour(inner.ifindex, gateway, mac_address(gateway)),
-                    rtnl.add_route(_host(gateway), inner.ifindex),
-                    *(rtnl.add_route(subnet, inner.ifindex, gateway) for subnet, _ in subnets),
-                    *(rtnl.add_default_route(each, inner.ifindex) for each in gateways),
-                )
-                if _overlay(found).ingress:
-                    ingress.answer_by(namespace, inside, inner, address, gateway, datagrams=interface.datagrams)
-                with space.lock:
-                    space.inside.apply(
-                        rtnl.add_neighbour(outer.ifindex, address, interface.mac),
-                        rtnl.add_route(_host(address), outer.ifindex),
-                    )
-                    self._joined(space, address, interface.mac, endpoint_id)
-            except BaseException:
-                space.inside.outcomes([rtnl.delete_link(end)])
-                raise
-        return endpoint_id
+            self._joined(space, address, interface.mac, pair.endpoint_id)
 
     def unplug(self, found: Network, namespace: int, settings: EndpointSettings) -> None:
         space = self._spaces.get(found.record.id)
@@ -635,6 +688,11 @@ def _inside(namespace: int) -> Iterator[RouteSocket]:
 def _overlay(found: Network) -> Overlay:
     assert found.overlay is not None
     return found.overlay
+
+
+def _outer_mac(found: Network) -> str:
+    """Of the ends in the network's namespace: a container's neighbour is known beforehand."""
+    return mac_address(gateway(found))
 
 
 def _subnets(found: Network) -> list[tuple[IPv4Network, IPv4Address]]:

@@ -81,7 +81,7 @@ class Interface(NamedTuple):
 
 
 class ReadySandbox:
-    """A namespace with a veth pair into a bridge, on its way from the stock to a container.
+    """A namespace with a veth pair to its network, on its way from the stock to a container.
 
     `endpoint_id` (64 hex digits) names the pair, and the host end's name is derived from it.
     """
@@ -92,7 +92,7 @@ class ReadySandbox:
         self.descriptor = descriptor
         self.endpoint_id = endpoint_id
         self.bridge = bridge
-        """ifindex of the bridge that it was made on."""
+        """ifindex of the bridge that it was made on; on an overlay that of its outer end."""
         self.index = 0
         self._inside: RouteSocket | None = inside
 
@@ -110,12 +110,7 @@ class ReadySandbox:
         Once.
         """
         assert self._inside is not None
-        name = interface.name or INSIDE
-        if name != INSIDE:
-            # A link that is up has a new name only since Linux 6.2.
-            self._inside.apply(
-                rtnl.change_link(INSIDE, up=False), rtnl.rename_link(self.index, name), rtnl.change_link(name, up=True)
-            )
+        name = self.named(interface)
         settle(self.descriptor, name, interface)
         self._inside.apply(
             rtnl.change_link(name, mac=interface.mac, mtu=interface.mtu),
@@ -125,6 +120,23 @@ class ReadySandbox:
         # The socket would keep the namespace alive.
         self._inside.close()
         self._inside = None
+
+    def named(self, interface: Interface) -> str:
+        """Give the inner end its name, which is returned."""
+        assert self._inside is not None
+        name = interface.name or INSIDE
+        if name != INSIDE:
+            # A link that is up has a new name only since Linux 6.2.
+            self._inside.apply(
+                rtnl.change_link(INSIDE, up=False), rtnl.rename_link(self.index, name), rtnl.change_link(name, up=True)
+            )
+        return name
+
+    @property
+    def inside(self) -> RouteSocket:
+        """A socket in its namespace."""
+        assert self._inside is not None
+        return self._inside
 
     def detach(self) -> int:
         """Returns the descriptor of its namespace, which the caller then owns."""
@@ -163,6 +175,14 @@ def settle(namespace: int, name: str, interface: Interface) -> None:
             except OSError as error:
                 setting = f"net.{path.replace('/', '.')}"
                 raise InvalidParameter(f"sysctl {setting}={value}: {error.strerror}") from error
+
+
+def bare(outside: int) -> ReadySandbox:
+    """A new namespace without links, for an endpoint that is to come."""
+    with namespaces.new_network() as descriptor:
+        inside = RouteSocket()
+        sysctls.write(_SETTINGS)
+    return ReadySandbox(descriptor, inside, secrets.token_hex(32), outside)
 
 
 def empty() -> int:
@@ -305,20 +325,15 @@ def host_end(endpoint_id: str) -> str:
 
 
 class Stock:
-    """Ready sandboxes, on the default bridge.
+    """Ready sandboxes, which the thread makes by `fresh`."""
 
-    `take` may be called from any thread but the event loop's, as it may wait for the kernel.
-    """
-
-    def __init__(self, links: RouteSocket, bridge: Callable[[], Link]) -> None:
-        """`bridge` returns the default bridge as it is now. It is called in any thread and may
-        raise OSError or EngineError.
-        """
+    def __init__(self, links: RouteSocket, least: int = STOCK) -> None:
+        """`least`: how many there are at rest."""
         self._links = links
-        self._bridge = bridge
+        self._least = least
         self._ready: deque[ReadySandbox] = deque()
         self._lingering: deque[tuple[float, str]] = deque()
-        self._wanted = STOCK
+        self._wanted = least
         self._demand = 0.0
         self._pause_until = 0.0
         self._closed = False
@@ -326,25 +341,18 @@ class Stock:
         self._thread = threading.Thread(target=self._keep, name="sandboxes", daemon=True)
         self._thread.start()
 
-    def take(self, bridge: Link, mtu: int = 0) -> ReadySandbox:
-        """A ready sandbox on that bridge; one is made when the stock is empty.
+    def fresh(self) -> ReadySandbox:
+        """Make one. Called in any thread. Raises OSError, EngineError."""
+        raise NotImplementedError
 
-        Raises OSError; BridgeFull when the bridge has no port left.
-        """
+    def ready(self) -> ReadySandbox | None:
+        """A ready one; None when the stock is empty. The caller makes its own then."""
         with self._changed:
             self._demand = time.monotonic()
             sandbox = self._ready.popleft() if self._ready else None
             if sandbox is None:
                 self._wanted = min(MOST, self._wanted * 2)
             self._changed.notify()
-        if sandbox is None:
-            return self._make(bridge, mtu)
-        if bridge.ifindex != sandbox.bridge:
-            change = rtnl.change_link(host_end(sandbox.endpoint_id), master=bridge.ifindex, mtu=mtu)
-            failure = self._links.outcomes([change])[0]
-            if failure is not None:
-                sandbox.close()
-                raise _full(bridge.name, failure)
         return sandbox
 
     def released(self, endpoint_id: str) -> None:
@@ -374,8 +382,8 @@ class Stock:
                 if self._closed:
                     return
                 now = time.monotonic()
-                if self._wanted > STOCK and now - self._demand > QUIET:
-                    self._wanted = max(STOCK, self._wanted // 2)
+                if self._wanted > self._least and now - self._demand > QUIET:
+                    self._wanted = max(self._least, self._wanted // 2)
                     self._demand = now
                 while len(self._ready) > self._wanted:
                     surplus.append(self._ready.popleft())
@@ -403,13 +411,13 @@ class Stock:
         due = self._due_to_fill(now)
         if self._lingering:
             due = min(due, self._lingering[0][0])
-        if self._wanted > STOCK:
+        if self._wanted > self._least:
             due = min(due, self._demand + QUIET)
         return None if due == math.inf else max(0.0, due - now) + 0.001
 
     def _add(self) -> None:
         try:
-            sandbox = self._make(self._bridge())
+            sandbox = self.fresh()
         except (OSError, EngineError) as error:
             # BridgeFull persists until containers exit, so it is not logged. Log anything else; the
             # next start will hit it again.
@@ -424,23 +432,50 @@ class Stock:
                 return
         sandbox.close()
 
-    def _make(self, bridge: Link, mtu: int = 0) -> ReadySandbox:
-        endpoint_id = secrets.token_hex(32)
-        with namespaces.new_network() as descriptor:
-            inside = RouteSocket()
-            sysctls.write(_SETTINGS)
-        sandbox = ReadySandbox(descriptor, inside, endpoint_id, bridge.ifindex)
-        try:
-            _join(self._links, host_end(endpoint_id), INSIDE, descriptor, bridge, mtu)
-            sandbox.prepare()
-        except BaseException:
-            sandbox.close()
-            raise
-        return sandbox
-
     def _delete(self, names: list[str]) -> None:
         if not names:
             return
         for name, outcome in zip(names, self._links.outcomes(rtnl.delete_link(name) for name in names), strict=True):
             if outcome is not None and outcome.errno != errno.ENODEV:
                 _log.warning("link %s: %s", name, outcome)
+
+
+class BridgeStock(Stock):
+    """Ready sandboxes on the default bridge."""
+
+    def __init__(self, links: RouteSocket, bridge: Callable[[], Link]) -> None:
+        """`bridge` returns the default bridge as it is now. It is called in any thread and may
+        raise OSError or EngineError.
+        """
+        self._bridge = bridge
+        super().__init__(links)
+
+    def fresh(self) -> ReadySandbox:
+        return self._make(self._bridge())
+
+    def take(self, bridge: Link, mtu: int = 0) -> ReadySandbox:
+        """A ready sandbox on that bridge; one is made when the stock is empty.
+
+        Called in any thread but the event loop's, as it may wait for the kernel. Raises OSError;
+        BridgeFull when the bridge has no port left.
+        """
+        sandbox = self.ready()
+        if sandbox is None:
+            return self._make(bridge, mtu)
+        if bridge.ifindex != sandbox.bridge:
+            change = rtnl.change_link(host_end(sandbox.endpoint_id), master=bridge.ifindex, mtu=mtu)
+            failure = self._links.outcomes([change])[0]
+            if failure is not None:
+                sandbox.close()
+                raise _full(bridge.name, failure)
+        return sandbox
+
+    def _make(self, bridge: Link, mtu: int = 0) -> ReadySandbox:
+        sandbox = bare(bridge.ifindex)
+        try:
+            _join(self._links, host_end(sandbox.endpoint_id), INSIDE, sandbox.descriptor, bridge, mtu)
+            sandbox.prepare()
+        except BaseException:
+            sandbox.close()
+            raise
+        return sandbox

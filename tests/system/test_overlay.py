@@ -21,7 +21,7 @@ import pytest
 
 from engine.config import Config
 from engine.errors import Forbidden, NotFound, ServerError
-from engine.networks import overlay
+from engine.networks import overlay, sandboxes
 from engine.networks.attachments import Lent
 from engine.networks.network import NetworkRecord, Overlay
 from engine.networks.overlay import UPLINK, VXLAN
@@ -375,8 +375,7 @@ def test_repair(hosts: list[Host], web: NetworkRecord) -> None:
     host.inside("ip", "link", "delete", f"ov-{web.id[:12]}")
     until("the link to the host is back", lambda: containers[0].reaches(f"{NET}.2"))
     with RouteSocketIn(space.descriptor) as kernel:
-        (end,) = (link.name for link in kernel.links() if link.name.startswith("veth"))
-        kernel.apply(rtnl.delete_link(end))
+        kernel.apply(rtnl.delete_link(sandboxes.host_end(containers[0].endpoints["web"].endpoint_id)))
     assert host.do(host.overlays.mend())
     assert not host.do(host.overlays.mend())
     assert containers[0].reaches("10.0.0.20") and containers[0].reaches(f"{NET}.2")

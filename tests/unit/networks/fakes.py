@@ -87,7 +87,7 @@ class Host:
             ),
         )
         monkeypatch.setattr(links, "create", self._create)
-        monkeypatch.setattr(bridge, "Stock", lambda *_: Stock(self))
+        monkeypatch.setattr(bridge, "BridgeStock", lambda *_: Stock(self))
         monkeypatch.setattr(bridge, "bridges_call_netfilter", lambda: False)
         monkeypatch.setattr(repair.rtnl, "Removals", lambda: Removals(self))
         monkeypatch.setattr(publishing, "Generations", self._no_notices)
