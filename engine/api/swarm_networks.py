@@ -12,6 +12,7 @@ Not here: networks of an engine that is no manager (`networks.py`), the verbs
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import msgspec
@@ -29,6 +30,11 @@ from engine.wire.networks import Network as Shown
 
 _log = logging.getLogger(__name__)
 
+ANSWER = 6.0
+"""Seconds that a manager has to answer what this engine can answer without it. It answers reads
+without quorum after 5.
+"""
+
 _decode_list = msgspec.json.Decoder(list[Shown]).decode
 _decode = msgspec.json.Decoder(NetworkInspect).decode
 
@@ -43,9 +49,10 @@ async def list_all(engine: Engine, request: Request) -> Reply:
     own = engine.networks.select(wanted)
     whole = not request.version.has(Flag.NETWORKS_LISTED_SHORT)
     try:
-        done = await engine.cluster.call("networks.list", "", {"filters": wanted})
-    except EngineError as error:
-        _log.warning("networks of the swarm cannot be listed: %s", error.message)
+        async with asyncio.timeout(ANSWER):
+            done = await engine.cluster.call("networks.list", "", {"filters": wanted})
+    except (EngineError, TimeoutError) as error:
+        _log.warning("networks of the swarm cannot be listed: %s", _reason(error))
         return networks.listed(engine, request, wanted)
     parts = [networks.encoded(engine, each, request, whole) for each in own if is_local(each)]
     if not whole and request.version.shape(Shown).newest:
@@ -59,6 +66,10 @@ async def list_all(engine: Engine, request: Request) -> Reply:
     if body:
         parts.append(body)
     return Reply(request.status, b"[" + b",".join(parts) + b"]\n", headers=manager.warned(done.warning))
+
+
+def _reason(error: EngineError | TimeoutError) -> str:
+    return error.message if isinstance(error, EngineError) else "the manager does not answer"
 
 
 def _with_containers(engine: Engine, shown: Shown) -> NetworkInspect:
@@ -81,10 +92,11 @@ async def inspect(engine: Engine, request: Request, scope: str, verbose: bool) -
     if scope in ("", networks.SWARM):
         try:
             query = {"verbose": verbose, "status": request.version.has(Flag.NETWORK_STATUS)}
-            done = await engine.cluster.call("networks.inspect", text, query)
+            async with asyncio.timeout(None if own is None else ANSWER):
+                done = await engine.cluster.call("networks.inspect", text, query)
         except NotFound:
             pass
-        except EngineError:
+        except (EngineError, TimeoutError):
             if own is None:
                 raise
             return networks.inspected(engine, request, own)  # what this node knows of it
@@ -126,8 +138,9 @@ async def check_unique(engine: Engine, name: str) -> None:
     network of this engine may be made.
     """
     try:
-        done = await engine.cluster.call("networks.inspect", name)
-    except EngineError:
+        async with asyncio.timeout(ANSWER):
+            done = await engine.cluster.call("networks.inspect", name)
+    except (EngineError, TimeoutError):
         return
     if _decode(done.body).name == name:
         raise Conflict(f"network with name {name} already exists")

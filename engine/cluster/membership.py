@@ -276,7 +276,11 @@ class Membership:
             request=body,
         )
         try:
-            await self._process.begin(self._begin("init"))
+            subnets: tuple[str, ...] = ()
+            # then the ingress network takes its usual one
+            with contextlib.suppress(EngineError, OSError):
+                subnets = await self._parts.networks.local_subnets()
+            await self._process.begin(msgspec.structs.replace(self._begin("init"), subnets=subnets))
             certificate = self._directory.certificate()
             if certificate is None:
                 raise ServerError("the manager's process has written no certificate")

@@ -92,7 +92,7 @@ async def found(credentials: Credentials, member: Member, begin: Begin, clock: C
         availability = validate.availability(request.availability)
         now = clock.now()
         node = NodeRecord(created=now, updated=now, role=Role.MANAGER, availability=availability)
-        changes = [*made.changes, Put(NODES, begin.node, node), *networks.founding(made.cluster, now)]
+        changes = [*made.changes, Put(NODES, begin.node, node), *networks.founding(made.cluster, now, begin.subnets)]
         outcome = await etcd.commit(
             [Guard(CLUSTER.path(""), 0)],
             [PutKey(put.kind.path(put.key), encode(put.record)) for put in changes if isinstance(put, Put)],

@@ -126,6 +126,8 @@ class Begin(_Request, frozen=True, tag="begin"):
     body: bytes = b""
     """JSON of the init request's body."""
     data_path: str = ""
+    subnets: tuple[str, ...] = ()
+    """Of init: local subnets of this node, which the network ingress keeps away from."""
 
 
 class Call(_Request, frozen=True, tag="call"):

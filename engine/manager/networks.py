@@ -241,8 +241,8 @@ def _given(name: str, configs: Iterable[IPAMConfig]) -> Iterator[Subnet]:
             raise InvalidParameter(f"{where}: networks of the driver overlay have IPv4 alone")
         if not _LARGEST <= subnet.prefixlen <= _SMALLEST:
             raise InvalidParameter(f"{where}: a prefix length from {_LARGEST} to {_SMALLEST} is expected")
-        if earlier:
-            raise InvalidParameter(f"{where}: a network of the driver overlay has one subnet, {earlier[0]} here")
+        if any(subnet.overlaps(other) for other in earlier):
+            raise InvalidParameter(f"{where}: it overlaps another subnet of the network")
         earlier.append(subnet)
         yield _with_gateway(name, pool)
 
@@ -292,9 +292,13 @@ def _free(name: str, cluster: Cluster, taken: list[tuple[int, int]]) -> Subnet:
 def _of_nodes(store: Store) -> Iterator[IPv4Network]:
     """The local subnets of all nodes."""
     for node in store.all(NODE_DATA).values():
-        for text in node.record.subnets:
-            with contextlib.suppress(ValueError):
-                yield IPv4Network(text, strict=False)
+        yield from _subnets_of(node.record.subnets)
+
+
+def _subnets_of(texts: Iterable[str]) -> Iterator[IPv4Network]:
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            yield IPv4Network(text, strict=False)
 
 
 def _vni(store: Store, body: NetworkCreate, last: str) -> tuple[int, str]:
@@ -321,11 +325,18 @@ def _vni(store: Store, body: NetworkCreate, last: str) -> tuple[int, str]:
 # --- the network ingress --------------------------------------------------------------------------
 
 
-def founding(cluster: Cluster, now: int) -> list[Change]:
-    """The network `ingress`, and the claims that come with it."""
-    subnet = Subnet(str(INGRESS_SUBNET), str(INGRESS_SUBNET[1]))
+def founding(cluster: Cluster, now: int, local: Iterable[str] = ()) -> list[Change]:
+    """The network `ingress`, and the claims that come with it. `local`: subnets of nodes, which it
+    keeps away from.
+    """
+    taken = [network_rules.span(subnet) for subnet in _subnets_of(local)]
     if cluster.address_pool:
-        subnet = _free(INGRESS, cluster, [])
+        subnet = _free(INGRESS, cluster, taken)
+    else:
+        # 10.255.0.0/16, else the next one below it
+        last_first = [*DEFAULT_POOL.subnets(new_prefix=INGRESS_SUBNET.prefixlen)][::-1]
+        chosen = network_rules.free_subnet(taken, last_first) or INGRESS_SUBNET
+        subnet = Subnet(str(chosen), str(chosen[1]))
     key = new_id()
     record = NetworkRecord(created=now, updated=now, name=INGRESS, subnets=(subnet,), vni=INGRESS_VNI, ingress=True)
     return [
@@ -359,7 +370,7 @@ class IngressLoop:
     async def step(self, acting: Acting) -> None:
         cluster = self._store.record(CLUSTER)
         if cluster is not None and self._store.get(CLAIMS, POOLS_CLAIM) is None:
-            changes = founding(cluster, self._clock.now())
+            changes = founding(cluster, self._clock.now(), map(str, _of_nodes(self._store)))
             try:
                 await acting.commit(changes, [Compare(CLAIMS, POOLS_CLAIM)])
             except Fenced:

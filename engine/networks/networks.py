@@ -33,6 +33,7 @@ from engine.events import EventLog
 from engine.networks import bridge, endpoints, network, requested
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network
+from engine.networks.forwarding import HostServers
 from engine.networks.names import NameTable
 from engine.networks.network import BRIDGE, NetworkRecord, NetworkStore
 from engine.networks.overlays import Overlays
@@ -240,10 +241,16 @@ class Networks:
         return [str(each.ip) for _, each in sorted(self.get(BRIDGE).gateways.items())]
 
     async def local_subnets(self) -> tuple[str, ...]:
-        """IPv4 subnets of this host, other engines' and programs' too, without those of a swarm."""
+        """IPv4 subnets of this host, other engines' and programs' too, without those of a swarm;
+        and the host's name servers.
+        """
         shared = [pool.subnet for each in self.by_id.values() if each.overlay for pool, _ in each.subnets]
         found = await self.workers.run(self.drivers.local_subnets)
-        return tuple(str(each) for each in found if not any(other.overlaps(each) for other in shared))
+        servers = [ip_network(server.address) for server in await self.workers.run(HostServers().read)]
+        return (
+            *(str(each) for each in found if not any(other.overlaps(each) for other in shared)),
+            *(str(each) for each in servers if each.version == 4 and not each.is_loopback),
+        )
 
     def driver_names(self) -> list[str]:
         """The drivers as Docker counts them: `null` is the network of containers without one."""

@@ -105,13 +105,14 @@ def test_names_are_unique_over_both_scopes(node: Node) -> None:
 
 
 def test_refusals(node: Node) -> None:
+    taken = node.ask("GET", "/networks/ingress")["IPAM"]["Config"][0]["Subnet"]
     for fields, status, words in (
         ({"EnableIPv6": True}, 400, "EnableIPv6"),
         ({"Scope": "local"}, 400, "Scope"),
         ({"Options": {"encrypted": ""}}, 400, "encrypted"),
         ({"Options": {"com.docker.network.driver.mtu": "x"}}, 400, "mtu"),
         ({"IPAM": {"Config": [{"Subnet": "10.0.0.1/24"}]}}, 400, "10.0.0.1/24"),
-        ({"IPAM": {"Config": [{"Subnet": "10.255.3.0/24"}]}}, 403, "10.255.3.0/24"),
+        ({"IPAM": {"Config": [{"Subnet": taken}]}}, 403, f"subnet {taken}: Pool overlaps"),
         ({"Ingress": True}, 409, "already present"),
         ({"Name": "bridge"}, 403, "bridge"),
     ):

@@ -56,6 +56,11 @@ class Killed(BaseException):
     """The daemon has received SIGKILL."""
 
 
+async def local_subnets() -> tuple[str, ...]:
+    """Of this host."""
+    return ("192.168.1.0/24",)
+
+
 class World:
     """All that a crash of the daemon does not end."""
 
@@ -124,7 +129,9 @@ class World:
     def start(self) -> Membership:
         """A daemon that has just started."""
         config = Config(root=self.directory / "root", run=self.directory / "run")
-        parts: Any = SimpleNamespace(config=config, networks=SimpleNamespace(by_id={}), events=EventLog())
+        parts: Any = SimpleNamespace(
+            config=config, networks=SimpleNamespace(by_id={}, local_subnets=local_subnets), events=EventLog()
+        )
         self.daemon = Membership(parts, lambda *given, **named: FakeAgent(self, *given, **named))
         self.daemon.load()
         self.daemon.start()

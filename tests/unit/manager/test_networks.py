@@ -41,11 +41,13 @@ async def test_pools(clock: FakeClock) -> None:
 
 
 async def test_the_ingress_network_of_a_new_swarm(clock: FakeClock) -> None:
-    for given, subnet, gateway in (
-        ((), "10.255.0.0/16", "10.255.0.1"),
-        (("192.168.128.0/18",), "192.168.128.0/22", "192.168.128.1"),
+    for given, local, subnet, gateway in (
+        ((), ["192.168.0.0/16", "bad"], "10.255.0.0/16", "10.255.0.1"),
+        ((), ["10.255.255.53/32", "10.254.0.0/15", "10.1.0.0/16"], "10.253.0.0/16", "10.253.0.1"),
+        (("192.168.128.0/18",), [], "192.168.128.0/22", "192.168.128.1"),
+        (("192.168.128.0/18",), ["192.168.129.7/32"], "192.168.132.0/22", "192.168.132.1"),
     ):
-        network, name, claim = founding(await cluster(clock, *given, size=22), 5)
+        network, name, claim = founding(await cluster(clock, *given, size=22), 5, local)
         assert isinstance(network, Put) and isinstance(name, Put) and isinstance(claim, Put)
         record = network.record
         assert isinstance(record, NetworkRecord) and record.ingress and record.vni == 4096 and record.created == 5

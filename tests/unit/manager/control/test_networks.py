@@ -122,8 +122,9 @@ async def test_pools_of_the_swarm(swarm: Swarm) -> None:
 async def test_given_subnets(swarm: Swarm) -> None:
     await swarm.found()
     pool = {"Subnet": "172.30.0.0/24", "IPRange": "172.30.0.128/25", "AuxiliaryAddresses": {"router": "172.30.0.1"}}
-    key = await made(swarm, IPAM={"Config": [{}, pool]})
-    assert (await swarm.networks_inspect(key))["IPAM"]["Config"] == [pool | {"Gateway": "172.30.0.2"}]
+    other = {"Subnet": "172.30.1.0/24", "Gateway": "172.30.1.254"}
+    key = await made(swarm, IPAM={"Config": [{}, pool, other]})
+    assert (await swarm.networks_inspect(key))["IPAM"]["Config"] == [pool | {"Gateway": "172.30.0.2"}, other]
     with pytest.raises(Forbidden, match=r"172\.30\.0\.0/24 of network net"):
         await made(swarm, "other", **subnets("172.30.0.0/16"))
     with pytest.raises(Forbidden, match="Pool overlaps with other one on this address space"):
@@ -146,7 +147,7 @@ BAD: list[tuple[dict[str, Any], type[EngineError], str]] = [
     (
         body(**subnets("10.1.0.0/16", "10.1.2.0/24")),
         InvalidParameter,
-        "10.1.2.0/24: a network of the driver overlay has one subnet",
+        "10.1.2.0/24: it overlaps",
     ),
     (body(**subnets("10.1.0.1/16")), InvalidParameter, "10.1.0.1/16"),
     (body(**subnets("10.1.0.0/16", Gateway="10.2.0.1")), InvalidParameter, "10.2.0.1"),
