@@ -36,6 +36,10 @@ from engine.system.netlink.rtnl import Disturbances
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled, uninterrupted
 
+LOOK = 120.0
+"""Seconds between two comparisons of all networks with the kernel: not every change causes a
+notice.
+"""
 PAUSE = 0.2
 """Seconds between a notice about a change by another program and the repair."""
 
@@ -106,6 +110,7 @@ class Overlays:
         self._features: tuple[str, ...] | None = None
         self._released = 0
         self._clearing: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
         self.keeper: Keeper | None = None
         """Set before the first `adopt`. Without one, containers lose their networks when the daemon
         is killed.
@@ -153,6 +158,8 @@ class Overlays:
             asyncio.get_running_loop().add_reader(space.disturbances.fileno(), self._disturbed, adopted)
             self._by_id[record.id] = found
             self._store.show(record)
+            if self._looking is None:
+                self._looking = spawn(self._look(), "comparing the swarm's networks with the kernel")
             if meant.ingress:
                 await self._open_ingress(found)
             return found
@@ -230,8 +237,9 @@ class Overlays:
             self._clearing.cancel()
         for known in self._all.values():
             asyncio.get_running_loop().remove_reader(known.disturbances.fileno())
-        for task in [*self._forgetting, *([self._mending] if self._mending is not None else [])]:
-            await cancelled(task)
+        for task in (*self._forgetting, self._mending, self._looking):
+            if task is not None:
+                await cancelled(task)
         if self._retrying is not None:
             await cancelled(self._retrying)
         await self._close_ingress(None, remove=remove)
@@ -474,6 +482,11 @@ class Overlays:
         self._disturbed_ones.add(known.found.record.id)
         if self._mending is None:
             self._mending = spawn(self._mend_disturbed(), "repairing the swarm's networks")
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK)
+            await self.mend()
 
     async def _mend_disturbed(self) -> None:
         try:
