@@ -264,7 +264,9 @@ class NodeNetworks:
             if (known := self._all.get(key.partition("/")[0])) is not None:
                 known.put_service(service)
         for network in self._all.values():
-            if self._wanted(network):
+            # Containers may be on one that the rows, which are written a moment later, do not ask
+            # for.
+            if self._wanted(network) or self._networks.overlays.held(network.id):
                 try:
                     await self._make(network)
                     await self._apply(network)

@@ -249,6 +249,11 @@ class Overlays:
                 self.keeper.let_go(known.name)
         self._all.clear()
 
+    def held(self, network_id: str) -> bool:
+        """True if an earlier daemon has left the network's namespace."""
+        held = self.keeper.held if self.keeper is not None else ()
+        return any(name.startswith("overlay ") and name.endswith(f" {network_id[:12]}") for name in held)
+
     def adopted(self) -> list[Network]:
         """The networks of the swarm that are on this node."""
         return [each.found for each in self._all.values()]

@@ -43,6 +43,9 @@ class FakeOverlays:
     async def features(self) -> tuple[str, ...]:
         return ("overlay",)
 
+    def held(self, network_id: str) -> bool:
+        return False
+
     async def adopt(self, record: NetworkRecord, meant: Overlay) -> Any:
         await self._point("adopt")
         assert record.scope == "swarm"
