@@ -405,4 +405,5 @@ def test_networks_of_nodes_in_the_scope_of_the_swarm(node: Node) -> None:
         assert (found["Name"], found["Id"], found["Scope"], found["Driver"]) == (name, name, "swarm", driver)
         assert strict.faults(found, strict.NETWORK) == []
         assert node.ask("GET", f"/networks/{name}?scope=local")["Scope"] == "local"
-    assert {network["Scope"] for network in node.ask("GET", "/networks")} == {"local"}
+    listed = {network["Name"]: network["Scope"] for network in node.ask("GET", "/networks")}
+    assert listed == {"host": "local", "bridge": "local", "none": "local", "ingress": "swarm"}
