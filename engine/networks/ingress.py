@@ -191,8 +191,7 @@ table ip {table} {{
 """
 
 _DATAGRAMS = """
-add table ip {table}
-delete table ip {table}
+create table ip {table}
 table ip {table} {{
     set clients {{
         type inet_proto . ipv4_addr . inet_service . inet_service
@@ -598,7 +597,12 @@ def answer_datagrams(namespace: int, address: IPv4Address) -> None:
 
 
 def _answer_datagrams(link: Link, address: IPv4Address) -> None:
-    netfilter.run(_DATAGRAMS.format(table=TABLE, link=link.name, address=address, mark=_MARK, remembered=_REMEMBERED))
+    text = _DATAGRAMS.format(table=TABLE, link=link.name, address=address, mark=_MARK, remembered=_REMEMBERED)
+    try:
+        netfilter.run(text)
+    except NetfilterError:
+        # A container that is attached again has the table. To remove it takes 10 ms.
+        netfilter.run(f"add table ip {TABLE}\ndelete table ip {TABLE}\n{text}")
 
 
 def _add_rules(kernel: RouteSocket, rules: Sequence[Request]) -> bool:

@@ -460,10 +460,13 @@ class Overlays:
             found, ingress = self._ingress
             try:
                 await self._in_thread(self._drivers.overlays.lead, found, found.pools[4].subnet)
-                return await self._in_thread(ingress.mend)
+                changed = await self._in_thread(ingress.mend)
             except (EngineError, NetfilterError, OSError) as error:
                 _log.error("published ports of services: cannot restore them: %s", error)
                 return False
+        if changed:
+            _log.warning("published ports of services: parts were missing and have been restored")
+        return changed
 
     async def _rerouted(self, found: Network, plugged: Iterable[Sandbox]) -> None:
         for each in plugged:

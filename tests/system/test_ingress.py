@@ -37,6 +37,7 @@ T = TypeVar("T")
 
 NET, SUBNET = "10.77.9", IPv4Network("10.255.0.0/16")
 CLIENT = f"{NET}.100"
+OWN = IPv4Address("10.255.0.5")
 WAIT = 2.0
 
 
@@ -454,5 +455,15 @@ def test_datagrams_of_a_port_that_was_added_later(swarm: Swarm) -> None:
     task.run(netfilter.run, "flush ruleset")
     swarm.publish({("udp", 53): (8080, ["10.255.0.5"])})
     for _ in range(2):
-        task.run(lambda: ingress.answer_datagrams(os.dup(task.namespace), IPv4Address("10.255.0.5")))
+        task.run(lambda: ingress.answer_datagrams(os.dup(task.namespace), OWN))
         assert swarm.client.ask(str(swarm.hosts[1].address), 53, udp=True) == ("a", CLIENT)
+
+    def rules() -> str:
+        return task.run(netfilter.run, "list ruleset").partition("chain")[2]
+
+    host, before = swarm.hosts[0], rules()
+    interface = Interface(mac_address(OWN), (IPv4Interface(f"{OWN}/16"),), 1450, datagrams=True)
+    task("ip link delete eth1")
+    host.run(host.driver.plug, host.found, task.namespace, "eth1", interface)
+    assert rules() == before
+    assert swarm.client.ask(str(swarm.hosts[1].address), 53, udp=True) == ("a", CLIENT)
