@@ -4,13 +4,15 @@ the service is scaled and updated, with servers that drain on SIGTERM.
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.clusters import DRAINING, SECOND, Cluster, Node
+from tests.clusters import SECOND, Cluster, Node
 from tests.harness import until
 from tests.load import Load
 from tests.swarm_networks import answered_by, host_names, overlay, published, tidy, web
@@ -24,6 +26,15 @@ def cluster() -> Iterator[Cluster]:
     with Cluster(NODES) as made:
         made.form(MANAGERS)
         yield made
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program, which all containers can be given: their hosts have one file system."""
+    made = tmp_path_factory.mktemp("server") / "server"
+    source = Path(__file__).parent.parent.parent / "data" / "server.c"
+    subprocess.run(["gcc", "-O2", "-static", "-Wall", "-Werror", "-o", made, source], check=True)
+    return made
 
 
 @pytest.fixture
@@ -42,12 +53,15 @@ def until_updated(first: Node, service: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["stop-first", "start-first"])
-def test_no_request_fails(cluster: Cluster, first: Node, order: str) -> None:
+def test_no_request_fails(cluster: Cluster, first: Node, server: Path, order: str) -> None:
     """Scaled from 5 to 20 and back, then updated."""
     network = first.network("net")
-    grace = {"StopGracePeriod": 20 * SECOND}
+    container = {
+        "StopGracePeriod": 20 * SECOND,
+        "Mounts": [{"Type": "bind", "Source": str(server), "Target": "/server", "ReadOnly": True}],
+    }
     web(
-        first, "web", "net", replicas=5, command=DRAINING, container=grace, EndpointSpec=published((PORT, 80)),
+        first, "web", "net", replicas=5, command=("/server", "80", "1000"), container=container, EndpointSpec=published((PORT, 80)),
         UpdateConfig={"Parallelism": 2, "Order": order, "Monitor": SECOND // 2},
     )  # fmt: skip
     first.service("client", replicas=1, template=overlay("net"))
@@ -72,9 +86,10 @@ def test_no_request_fails(cluster: Cluster, first: Node, order: str) -> None:
         begins("20")
         scale(first, "web", 20)
         answered_by(inside, virtual, host_names(cluster, first.until_running("web", 20)), seconds=20)
+        time.sleep(1)  # each serves some
         begins("5")
         scale(first, "web", 5)
-        first.until_running("web", 5)
+        until("the others have ended", lambda: sum(len(node.task_containers()) for node in cluster.nodes) == 6)
         begins("update")
 
         def change(spec: Any) -> None:
