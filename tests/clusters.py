@@ -134,7 +134,17 @@ class Node(Host, TempEngine):
     def assert_gone(self) -> None:
         """As `TempEngine.assert_gone`, and the host has no link but its own."""
         super().assert_gone()
-        until("no link of networks is left", lambda: packets.link_names(self.place) == {"lo", "eth0"})
+        surplus: set[str] = set()
+
+        def none() -> bool:
+            surplus.clear()
+            surplus.update(packets.link_names(self.place) - {"lo", "eth0"})
+            return not surplus
+
+        try:
+            until("no link of networks is left", none)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {surplus}\n{self.log()[-3000:]}") from None
 
     # --- its swarm --------------------------------------------------------------------------------
 

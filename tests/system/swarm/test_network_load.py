@@ -61,7 +61,8 @@ def test_no_request_fails(cluster: Cluster, first: Node, server: Path, order: st
         "Mounts": [{"Type": "bind", "Source": str(server), "Target": "/server", "ReadOnly": True}],
     }
     web(
-        first, "web", "net", replicas=5, command=("/server", "80", "1000"), container=container, EndpointSpec=published((PORT, 80)),
+        first, "web", "net", replicas=5, command=("/server", "80", "1000"), container=container,
+        EndpointSpec=published((PORT, 80)),
         UpdateConfig={"Parallelism": 2, "Order": order, "Monitor": SECOND // 2},
     )  # fmt: skip
     first.service("client", replicas=1, template=overlay("net"))
