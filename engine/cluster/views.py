@@ -199,7 +199,14 @@ class _Network:
 
     def overlay(self, port: int, local: IPv4Address) -> Overlay:
         given = self.definition
-        return Overlay(vni=given.vni, port=port, local=local, encrypted=given.encrypted, ingress=given.ingress)
+        return Overlay(
+            vni=given.vni,
+            port=port,
+            local=local,
+            encrypted=given.encrypted,
+            secret=given.secret,
+            ingress=given.ingress,
+        )
 
 
 def _discard(index: dict[str, set[str]], key: str, value: str) -> None:

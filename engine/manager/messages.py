@@ -357,6 +357,8 @@ class NetworkView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     attachable: bool = False
     ingress: bool = False
     encrypted: bool = False
+    secret: bytes = b""
+    """As `NetworkRecord.secret`."""
     labels: dict[str, str] = {}
     options: dict[str, str] = {}
 

@@ -14,6 +14,7 @@ Not here: the verbs (`control/networks.py`), addresses (`addresses.py`).
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Address, IPv4Network, ip_network
 
@@ -188,7 +189,8 @@ def _checked(body: NetworkCreate, now: int) -> NetworkRecord:
             raise InvalidParameter(
                 f"{where}: {field}: {str(value).lower()}: networks of the driver overlay have IPv4 alone"
             )
-    encrypted = body.options.get(_ENCRYPTED)
+    asked = body.options.get(_ENCRYPTED)
+    encrypted = asked is not None and network_rules.boolean(asked, True, f"{where}: option {_ENCRYPTED}")
     return NetworkRecord(
         created=now,
         updated=now,
@@ -201,7 +203,8 @@ def _checked(body: NetworkCreate, now: int) -> NetworkRecord:
         internal=body.internal,
         attachable=body.attachable,
         ingress=body.ingress,
-        encrypted=encrypted is not None and network_rules.boolean(encrypted, True, f"{where}: option {_ENCRYPTED}"),
+        encrypted=encrypted,
+        secret=secrets.token_bytes(32) if encrypted else b"",
     )
 
 

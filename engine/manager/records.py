@@ -312,6 +312,8 @@ class NetworkRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     attachable: bool = False
     ingress: bool = False
     encrypted: bool = False
+    secret: bytes = b""
+    """What the keys of an encrypted network follow from."""
 
 
 class AttachmentRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

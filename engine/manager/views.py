@@ -703,6 +703,7 @@ def _definition(record: NetworkRecord) -> NetworkView:
         attachable=record.attachable,
         ingress=record.ingress,
         encrypted=record.encrypted,
+        secret=record.secret,
         labels=record.labels,
         options=record.options,
     )

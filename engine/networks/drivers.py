@@ -29,6 +29,7 @@ from engine.network_rules import Subnet, free_subnet, span
 from engine.networks import endpoints, host, network, overlay, sandboxes
 from engine.networks.bridge import BridgeDriver
 from engine.networks.driver import Driver, Gateways, SubnetContested
+from engine.networks.encryption import Encryption
 from engine.networks.endpoints import Network
 from engine.networks.filter import Filter
 from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, unique_local_subnet
@@ -108,7 +109,9 @@ class Drivers:
         self._engine_id = engine_id
         links = self._kernel = RouteSocket()
         self._bridges = BridgeDriver(links, self.filter, self.alias, self._configured)
-        self._overlays = OverlayDriver(links, self.filter, self.alias)
+        self._overlays = OverlayDriver(
+            links, self.filter, self.alias, Encryption(f"engined-{self._default_bridge}-esp")
+        )
         self._by_name = {
             "bridge": self._bridges,
             "macvlan": MacvlanDriver(links, self.alias),

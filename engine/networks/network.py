@@ -123,6 +123,8 @@ class Overlay(msgspec.Struct, frozen=True, kw_only=True):
     local: IPv4Address
     """The address by which the other nodes reach this one."""
     encrypted: bool = False
+    secret: bytes = b""
+    """Of an encrypted one."""
     ingress: bool = False
     """True for the network by which the nodes reach the tasks of published ports."""
 

@@ -42,6 +42,7 @@ from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 from engine.errors import EngineError, ServerError
 from engine.networks import endpoints, host, ingress, sandboxes
 from engine.networks.driver import Gateways
+from engine.networks.encryption import Encryption
 from engine.networks.endpoints import Network, Sandbox
 from engine.networks.filter import BridgeRules, Filter
 from engine.networks.ingress import SINK, UPLINK, VXLAN
@@ -198,8 +199,9 @@ class OverlayDriver:
 
     routes = True
 
-    def __init__(self, links: RouteSocket, table: Filter, alias: str) -> None:
+    def __init__(self, links: RouteSocket, table: Filter, alias: str, encryption: Encryption) -> None:
         """`alias` marks links on the host."""
+        self._encryption = encryption
         self._links = links
         self._filter = table
         self._alias = alias
@@ -213,6 +215,7 @@ class OverlayDriver:
         """Close the descriptors. The namespaces stay for running containers."""
         while self._spaces:
             self._spaces.popitem()[1].close()
+        self._encryption.close()
 
     def space(self, found: Network) -> Space:
         """Raises ServerError unless the network has been made on this host."""
@@ -276,6 +279,11 @@ class OverlayDriver:
                     self._filter.remove_network(found.bridge)
                 except netfilter.NetfilterError as error:
                     _log.warning("network %s: removing its rules: %s", found.record.name, error)
+            if _overlay(found).encrypted:
+                try:
+                    self._encryption.remove(_overlay(found).vni)
+                except (OSError, netfilter.NetfilterError) as error:
+                    _log.warning("network %s: removing its encryption: %s", found.record.name, error)
             # At once, as the monitor may keep the namespace a moment longer: its number is free
             # again.
             failures = [*space.inside.outcomes([rtnl.delete_link(VXLAN)])]
@@ -301,6 +309,7 @@ class OverlayDriver:
                 raise failure
         changed = not all(failures)
         inside.apply(rtnl.change_link("lo", up=True), *(rtnl.add_unreachable_route(subnet) for subnet, _ in subnets))
+        self._encrypt(found, space, again=True)
         changed |= self._complete_vxlan(found, space, _overlay(found))
         if not found.closed:
             changed |= self._complete_uplink(found, space)
@@ -508,8 +517,21 @@ class OverlayDriver:
                     requests += _to_node(space.vxlan, node)
                 if address not in space.local:
                     requests.append(rtnl.add_route(_host(address), space.vxlan, node))
+            if requests:
+                self._encrypt(found, space)
             _apply_removals(space.inside, removals)
-            space.inside.apply(*requests)
+            try:
+                space.inside.apply(*requests)
+            except OSError as error:
+                _log.warning("network %s: %s", found.record.name, error)
+                self._complete_routes(space)
+            if not requests:
+                self._encrypt(found, space)
+
+    def _encrypt(self, found: Network, space: Space, *, again: bool = False) -> None:
+        """Packets to and from the nodes of an encrypted network. Before they are routed there."""
+        if _overlay(found).encrypted:
+            self._encryption.set(_overlay(found), {*space.nodes, *space.known}, again=again)
 
     def set_nodes(self, found: Network, nodes: Collection[IPv4Address]) -> None:
         """The VXLAN leads to these data addresses, besides those of nodes with endpoints."""
@@ -518,6 +540,7 @@ class OverlayDriver:
             wanted = frozenset(nodes) - {local}
             added, left = wanted - space.known, space.known - wanted
             space.known = wanted
+            self._encrypt(found, space)
             _apply_removals(
                 space.inside,
                 [each for node in left if node not in space.nodes for each in _from_node(space.vxlan, node)],

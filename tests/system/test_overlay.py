@@ -26,7 +26,7 @@ from engine.networks.attachments import Lent
 from engine.networks.network import NetworkRecord, Overlay
 from engine.networks.overlay import UPLINK, VXLAN
 from engine.storage.records import Records
-from engine.system import namespaces
+from engine.system import namespaces, netfilter
 from engine.system.netlink import rtnl, xfrm
 from engine.system.netlink.rtnl import RouteSocket
 from engine.system.netlink.xfrm import KEY, Association, XfrmSocket
@@ -469,6 +469,27 @@ def test_policies_of_encryption() -> None:
         kernel.apply(xfrm.delete_policy(one, port=4789, mark=0xD0C4E3), xfrm.delete_association(one), missing=True)
         assert not run("ip", "xfrm", "policy")
     os.close(namespace)
+
+
+def test_an_encrypted_network(hosts: list[Host], web: NetworkRecord) -> None:
+    """Without ESP in the kernel nothing is led to other nodes, instead of in the clear."""
+    host = hosts[0]
+    meant = Overlay(vni=4097, port=4789, local=IPv4Address(host.address), encrypted=True, secret=bytes(32))
+    host.do(host.overlays.adopt(web, meant))
+    assert "mtu 1413" in host.start("one", (web, "10.0.0.10")).run("ip", "link", "show", "eth0").stdout
+    with namespaces.inside_network(host.namespace):
+        table = netfilter.run(f"list table inet engined-{host.networks.get('bridge').bridge}-esp")
+    assert "udp dport 4789 @th,96,24 0x1001 meta ipsec missing drop" in table
+    encrypts = "esp" in overlay.features()
+    refused = pytest.raises(ServerError, match="encryption of networks: ESP")
+    with contextlib.nullcontext() if encrypts else refused:
+        host.peers(web, {"10.0.0.20": hosts[1].address})
+    with RouteSocketIn(host.space(web).descriptor) as kernel:
+        assert any(each.ifindex == host.space(web).vxlan for each in kernel.routes()) == encrypts
+    host.leave("one")
+    host.do(host.overlays.drop(web.id))
+    with namespaces.inside_network(host.namespace):
+        assert "-esp" not in netfilter.run("list tables")
 
 
 def test_features_leave_nothing_behind() -> None:

@@ -24,14 +24,14 @@ _NEWSA, _DELSA, _DELPOLICY, _UPDPOLICY = 0x10, 0x11, 0x14, 0x19
 _TEMPLATE, _ALGORITHM, _MARK = 5, 18, 21
 _ESP, _TRANSPORT = 50, 0
 _OUT = 1
-_REPLAY_WINDOW = 32
+_REPLAY_WINDOW = 0
+"""None: a sender that has been restarted counts from 1 again, and would not be heard."""
 _UDP = 17
 _FOREVER = (1 << 64) - 1
 _ANY_ALGORITHM = 0xFFFFFFFF
 
 _SELECTOR = struct.Struct("=16s16sHHHHHBBB3xiI")
 _ID = struct.Struct("=16s4sB3x")
-_LIFETIME = struct.pack("=8Q", _FOREVER, _FOREVER, _FOREVER, _FOREVER, 0, 0, 0, 0) + bytes(32)
 _STATE = struct.Struct("=12xIIHBBB7x")
 _POLICY = struct.Struct("=IIBBBB4x")
 _USER_TEMPLATE = struct.Struct("=24sHxx16sIBBBxIII")
@@ -74,9 +74,11 @@ class XfrmSocket(NetlinkSocket):
                 raise answer.error
 
 
-def add_association(of: Association) -> Request:
-    """An existing one with this number and destination is an error (EEXIST)."""
-    body = _selector(None, None) + _id(of.destination, of.number) + _address(of.source) + _LIFETIME
+def add_association(of: Association, *, life: int = 0) -> Request:
+    """An existing one with this number and destination is an error (EEXIST). It expires after
+    `life` seconds unless that is 0.
+    """
+    body = _selector(None, None) + _id(of.destination, of.number) + _address(of.source) + _lifetime(life)
     body += _STATE.pack(0, of.group, socket.AF_INET, _TRANSPORT, _REPLAY_WINDOW, 0)
     key = _KEY.pack(_NAME, len(of.key) * 8, _CHECK) + of.key
     return Request(_NEWSA, CREATE | EXCL, body + attribute(_ALGORITHM, key), f"ESP {of.source} → {of.destination}")
@@ -92,7 +94,7 @@ def set_policy(of: Association, *, port: int, mark: int) -> Request:
     """Encrypt UDP packets to this port that have the mark by the associations of the group, with
     `of.number` if it is not 0. Without one they are dropped. Replaces an earlier policy.
     """
-    body = _selector(of.source, of.destination, port) + _LIFETIME + _POLICY.pack(0, 0, _OUT, 0, 0, 0)
+    body = _selector(of.source, of.destination, port) + _lifetime() + _POLICY.pack(0, 0, _OUT, 0, 0, 0)
     identity = _id(of.destination, of.number)
     template = _USER_TEMPLATE.pack(
         *(identity, socket.AF_INET, _address(of.source), of.group, _TRANSPORT, 0, 0),
@@ -122,6 +124,11 @@ def available() -> bool:
         return False
     os.close(namespace)
     return True
+
+
+def _lifetime(seconds: int = 0) -> bytes:
+    """Limits of bytes, packets and time, and what is used of them."""
+    return struct.pack("=8Q", _FOREVER, _FOREVER, _FOREVER, _FOREVER, 0, seconds, 0, 0) + bytes(32)
 
 
 def _selector(source: IPv4Address | None, destination: IPv4Address | None, port: int = 0) -> bytes:
