@@ -264,6 +264,13 @@ class Ingress:
         with self._lock:
             self._complete()
 
+    def moved(self, own: IPv4Address) -> None:
+        """This node has another address towards the others."""
+        with self._lock:
+            self._own = own
+            self._layouts.clear()
+            self._complete()
+
     def set_nodes(self, nodes: Collection[IPv4Address]) -> None:
         """The addresses of all other nodes. The network's links know the way to each."""
         with self._lock:

@@ -138,6 +138,7 @@ class Overlays:
                             known.found.record, known.found.overlay = before
                             raise
                         self._store.show(record)
+                        await self._move_ingress(known.found, meant)
                     return known.found
             name = f"overlay {meant.vni} {record.id[:12]}"
             found = Network(record, network.options(record), routes=not record.internal)
@@ -178,6 +179,15 @@ class Overlays:
                 await self._in_thread(made.open)
             except (EngineError, NetfilterError, OSError) as error:
                 _log.error("network %s: published ports of services do not work: %s", found.record.name, error)
+
+    async def _move_ingress(self, found: Network, meant: Overlay) -> None:
+        """This node may have another address now. What fails here is tried again by `mend`."""
+        async with self._ports:
+            if self._ingress is not None and found is self._ingress[0]:
+                try:
+                    await self._in_thread(self._ingress[1].moved, meant.local)
+                except (NetfilterError, OSError) as error:
+                    _log.error("network %s: published ports of services do not work: %s", found.record.name, error)
 
     async def _close_ingress(self, found: Network | None, *, remove: bool) -> None:
         async with self._ports:

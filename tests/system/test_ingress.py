@@ -355,6 +355,23 @@ def test_ports_of_other_programs(swarm: Swarm) -> None:
     host.socket(socket.SOCK_STREAM, port=80).close()
 
 
+def test_sctp_has_rules_without_sockets(swarm: Swarm) -> None:
+    """The kernel of a host may have no such sockets. Packets pass nevertheless."""
+    assert swarm.publish({("sctp", 80): (8080, ["10.255.0.5"])}) == [{}, {}, {}]
+    host = swarm.hosts[0]
+    assert "elements = { sctp . 80 . 0 : 10.255.0.5 . 8080 }" in host.run(netfilter.run, "list ruleset")
+    assert not host.run(host.ingress.mend)
+
+
+def test_another_address_of_a_node(swarm: Swarm) -> None:
+    swarm.task(swarm.hosts[0], "10.255.0.5").serve("a", 8080)
+    swarm.publish({("tcp", 80): (8080, ["10.255.0.5"])})
+    host = swarm.hosts[0]
+    host(f"ip address add {NET}.50/24 dev eth0")
+    host.run(host.ingress.moved, IPv4Address(f"{NET}.50"))
+    assert host.ask("127.0.0.1", 80) == ("a", f"{NET}.50")
+
+
 def test_a_port_without_tasks_refuses_connections(swarm: Swarm) -> None:
     swarm.publish({("tcp", 80): (8080, [])})
     with pytest.raises(ConnectionRefusedError):
