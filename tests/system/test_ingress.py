@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from engine.networks import ingress, network
+from engine.networks.encryption import Encryption
 from engine.networks.endpoints import Network
 from engine.networks.filter import BridgeRules, Filter
 from engine.networks.ingress import Ingress
@@ -146,7 +147,7 @@ class Host(Place):
     def _open(self) -> None:
         self.filter.open((BridgeRules("br0", (IPv4Network("172.18.0.0/16"),)),))
         self.links = RouteSocket()
-        self.driver = OverlayDriver(self.links, self.filter, "test")
+        self.driver = OverlayDriver(self.links, self.filter, "test", Encryption(f"{self.filter.name}-esp"))
         config = IPAMConfig(subnet=str(SUBNET), gateway="10.255.0.1")
         record = NetworkRecord(
             id=secrets.token_hex(32),
