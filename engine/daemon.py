@@ -247,7 +247,7 @@ class Daemon:
         await self.monitor.open(hold=True)
         self._took_over = bool(self.monitor.processes or self.monitor.exits)
         stack.push_async_callback(self._close_monitor)
-        self.networks.overlays.keeper = self.monitor
+        self.networks.keeper = self.monitor
         if self.networks.drivers.relay is not None:
             self.monitor.relay(self.networks.drivers.relay, RELAYED.packed)
 

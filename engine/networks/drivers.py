@@ -20,29 +20,30 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Interface, IPv4Network, ip_network
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError
 from engine.network_rules import Subnet, free_subnet, span
-from engine.networks import endpoints, host, network, overlay, sandboxes
+from engine.networks import endpoints, host, network, sandboxes
 from engine.networks.bridge import BridgeDriver
 from engine.networks.driver import Driver, Gateways, SubnetContested
-from engine.networks.encryption import Encryption
 from engine.networks.endpoints import Network
 from engine.networks.filter import Filter
 from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, unique_local_subnet
 from engine.networks.ipvlan import IpvlanDriver
 from engine.networks.macvlan import MacvlanDriver
 from engine.networks.network import BRIDGE, OVERLAY, Overlay
-from engine.networks.overlay import OverlayDriver
 from engine.networks.ports import relay_socket
 from engine.networks.sandboxes import BridgeFull, Interface
 from engine.system import netfilter
 from engine.system.netlink.rtnl import RouteSocket
 from engine.system.threads import submit, uninterrupted
 from engine.wire.containers import EndpointSettings
+
+if TYPE_CHECKING:
+    from engine.networks.overlay import OverlayDriver
 
 _log = logging.getLogger(__name__)
 
@@ -109,14 +110,10 @@ class Drivers:
         self._engine_id = engine_id
         links = self._kernel = RouteSocket()
         self._bridges = BridgeDriver(links, self.filter, self.alias, self._configured)
-        self._overlays = OverlayDriver(
-            links, self.filter, self.alias, Encryption(f"engined-{self._default_bridge}-esp")
-        )
         self._by_name = {
             "bridge": self._bridges,
             "macvlan": MacvlanDriver(links, self.alias),
             "ipvlan": IpvlanDriver(links, self.alias),
-            OVERLAY: self._overlays,
         }
 
     def close(self, networks: Iterable[Network], remove: bool) -> None:
@@ -130,7 +127,7 @@ class Drivers:
         except netfilter.NetfilterError as error:
             _log.warning("bridge %s: cannot remove its rules: %s", self._default_bridge, error)
         if remove:
-            known = [each for each in networks if each.record.driver in self._by_name]
+            known = [each for each in networks if each.record.driver in self.names()]
             host.sweep(self._kernel, self.alias, self._names_of_links(known))
             for each in known:
                 self.of(each).unmake(each)
@@ -153,7 +150,14 @@ class Drivers:
 
     @property
     def overlays(self) -> OverlayDriver:
-        assert self._overlays is not None, "the drivers are open"
+        """The driver of a swarm's networks, loaded when the first one is adopted."""
+        if self._overlays is None:
+            from engine.networks.encryption import Encryption
+            from engine.networks.overlay import OverlayDriver
+
+            assert self._kernel is not None, "the drivers are open"
+            encryption = Encryption(f"engined-{self._default_bridge}-esp")
+            self._overlays = OverlayDriver(self._kernel, self.filter, self.alias, encryption)
         return self._overlays
 
     def mtu(self, meant: Overlay) -> int:
@@ -161,16 +165,15 @@ class Drivers:
 
         Raises ServerError if this host does not have its address.
         """
-        assert self._kernel is not None
-        return overlay.mtu(self._kernel, meant)
+        return self.overlays.mtu(meant)
 
     def names(self) -> list[str]:
         """Drivers by name. Does not block."""
-        return [*self._by_name]
+        return [*self._by_name, OVERLAY]
 
     def of(self, found: Network) -> Driver:
         """The network's driver. Does not block."""
-        return self._by_name[found.record.driver]
+        return self.overlays if found.record.driver == OVERLAY else self._by_name[found.record.driver]
 
     def routes(self, name: str) -> bool:
         """True if there is such a driver and the host is the router of its networks. Does not

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address, ip_network
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,7 +36,6 @@ from engine.networks.endpoints import Network
 from engine.networks.forwarding import HostServers
 from engine.networks.names import NameTable
 from engine.networks.network import BRIDGE, NetworkRecord, NetworkStore
-from engine.networks.overlays import Overlays
 from engine.networks.repair import Repair
 from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Records
@@ -55,6 +54,9 @@ from engine.wire.networks import (
     NetworkStatus,
     SubnetStatus,
 )
+
+if TYPE_CHECKING:
+    from engine.networks.overlays import Keeper, Overlays
 
 _log = logging.getLogger(__name__)
 
@@ -79,8 +81,9 @@ class Networks:
         """For this package to read."""
         self.names = NameTable()
         """For this package, too."""
-        self.overlays = Overlays(self._store, self.by_id, self.drivers, self.workers, self.names)
-        """The networks of the swarm on this node."""
+        self.keeper: Keeper | None = None
+        """Holds the namespaces of a swarm's networks for the next daemon; set after `open`."""
+        self._overlays: Overlays | None = None
         self._changing = asyncio.Lock()
         self._going: dict[str, tuple[Network, asyncio.Task[None]]] = {}
         """Removed networks, by id, whose bridge the kernel is still taking down."""
@@ -100,10 +103,26 @@ class Networks:
             raise ServerError(f"bridge {self._default_bridge}: {error.strerror or error}") from error
         try:
             self._repair = Repair(
-                self.drivers.bridges, self.by_id, self._changing, self.workers.run, self.overlays.links_removed
+                self.drivers.bridges, self.by_id, self._changing, self.workers.run, self._links_removed
             )
         except OSError as error:
             _log.warning("a deleted bridge will be restored only when a container needs it: %s", error)
+
+    @property
+    def overlays(self) -> Overlays:
+        """The networks of the swarm on this node. An engine outside of a swarm does not load
+        them.
+        """
+        if self._overlays is None:
+            from engine.networks.overlays import Overlays
+
+            parts = self._store, self.by_id, self.drivers, self.workers, self.names
+            self._overlays = Overlays(*parts, self.keeper)
+        return self._overlays
+
+    def _links_removed(self, indexes: Collection[int] | None) -> None:
+        if self._overlays is not None:
+            self._overlays.links_removed(indexes)
 
     def _open(self) -> None:
         """In a thread; nothing else runs yet."""
@@ -118,7 +137,8 @@ class Networks:
     async def settle(self) -> None:
         """Every running container has been restored: attach it to its bridges."""
         await self.workers.run(self.drivers.replug, [*self.by_id.values()])
-        await self.overlays.settle()
+        if self._overlays is not None or (self.keeper is not None and self.keeper.held):
+            await self.overlays.settle()
 
     async def close(self, remove: bool) -> None:
         """With `remove` also delete the rules and the bridges that the engine made.
@@ -127,7 +147,8 @@ class Networks:
         """
         if self._repair is not None:
             await self._repair.close()
-        await self.overlays.close(remove)
+        if self._overlays is not None:
+            await self._overlays.close(remove)
         # other bridges that still exist are swept now, or by the next daemon
         for _, going in self._going.values():
             going.cancel()

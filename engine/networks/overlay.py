@@ -224,6 +224,17 @@ class OverlayDriver:
             raise ServerError(f"network {found.record.name}: it is not on this node any more")
         return space
 
+    def mtu(self, meant: Overlay) -> int:
+        """The MTU of an overlay whose creator chose none: what its underlay leaves.
+
+        Raises ServerError if this host does not have the address.
+        """
+        index = self._links.owner(meant.local)
+        under = next((link for link in self._links.links() if link.ifindex == index), None)
+        if under is None:
+            raise ServerError(f"no link of this host has the data path address {meant.local}")
+        return under.mtu - OVERHEAD - (ENCRYPTION if meant.encrypted else 0)
+
     def namespace(self, found: Network) -> int:
         """The descriptor of the network's namespace, which stays the driver's.
 
@@ -826,15 +837,3 @@ def features() -> tuple[str, ...]:
     else:
         os.close(namespace)
     return (*found, "esp") if found and xfrm.available() else tuple(found)
-
-
-def mtu(links: RouteSocket, overlay: Overlay) -> int:
-    """The MTU of an overlay whose creator chose none: what its underlay leaves.
-
-    Raises ServerError if this host does not have the address.
-    """
-    index = links.owner(overlay.local)
-    under = next((link for link in links.links() if link.ifindex == index), None)
-    if under is None:
-        raise ServerError(f"no link of this host has the data path address {overlay.local}")
-    return under.mtu - OVERHEAD - (ENCRYPTION if overlay.encrypted else 0)

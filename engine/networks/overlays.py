@@ -86,9 +86,17 @@ class Overlays:
     """One engine's."""
 
     def __init__(
-        self, store: NetworkStore, by_id: dict[str, Network], drivers: Drivers, workers: Workers, names: NameTable
+        self,
+        store: NetworkStore,
+        by_id: dict[str, Network],
+        drivers: Drivers,
+        workers: Workers,
+        names: NameTable,
+        keeper: Keeper | None,
     ) -> None:
-        """`store` and `by_id` get the adopted networks, for lookups."""
+        """`store` and `by_id` get the adopted networks, for lookups. Without a `keeper`, containers
+        lose their networks when the daemon is killed.
+        """
         self._store = store
         self._by_id = by_id
         self._drivers = drivers
@@ -111,10 +119,7 @@ class Overlays:
         self._released = 0
         self._clearing: asyncio.TimerHandle | None = None
         self._looking: asyncio.Task[None] | None = None
-        self.keeper: Keeper | None = None
-        """Set before the first `adopt`. Without one, containers lose their networks when the daemon
-        is killed.
-        """
+        self.keeper = keeper
 
     async def adopt(self, record: NetworkRecord, meant: Overlay) -> Network:
         """Make the network on this node, or find it after a restart of the daemon.

@@ -131,7 +131,7 @@ class Host:
             self._records = Records(self._directory / "state.db")
             self.networks = Both(Config(), self._records)
             await self.networks.open()
-            self.overlays.keeper = self.keeper
+            self.networks.networks.keeper = self.keeper
             self.networks.lender = self
 
         self.do(opened())
