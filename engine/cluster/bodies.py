@@ -184,16 +184,18 @@ def _networks(task: Assigned, spec: ServiceSpec, name_of: Callable[[str], str]) 
             # they are names of the service.
             aliases=list(each.aliases) if each.aliases and name != "bridge" and not _is_shared(task, each) else None,
             driver_opts=dict(each.driver_opts) or None,
+            # the node may have a network of its own with the same name
+            network_id=each.target if each.target in task.addresses else "",
         )
         for name, each in zip(names, wanted, strict=False)
     }
     targets = {each.target for each in wanted}
-    more = [name_of(network) for network in task.addresses if network not in targets]
+    more = [network for network in task.addresses if network not in targets]
     if more or endpoints:
         endpoints = endpoints or {names[0]: EndpointSettings()}
         # The only other one is ingress.
         opts = {DATAGRAMS_OPTION: "1"} if _serves_datagrams(spec) else None
-        endpoints |= {name: EndpointSettings(driver_opts=opts) for name in more}
+        endpoints |= {name_of(network): EndpointSettings(driver_opts=opts, network_id=network) for network in more}
     return NetworkingConfig(endpoints_config=endpoints), names[0] if wanted else ""
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
+
 from engine.containers import body
 from engine.errors import EngineError, InvalidParameter
 from engine.networks import endpoints as of_networks
@@ -41,8 +43,8 @@ def wanted(networks: Networks, mode: str, asked: NetworkingConfig, *, unchecked:
         name = networks.name_of(key)
         if name in endpoints:
             raise InvalidParameter(f"EndpointsConfig: network {name} is given twice, once as {key}")
-        endpoints[name] = settings or EndpointSettings()
-    endpoints = endpoints or {primary: EndpointSettings()}
+        endpoints[name] = _identified(networks, key, name, settings or EndpointSettings())
+    endpoints = endpoints or {primary: _identified(networks, mode, primary, EndpointSettings())}
     names = endpoints.keys() | {primary}
     for alone in (HOST, NONE):
         if alone in names and len(names) > 1:
@@ -67,7 +69,21 @@ def wanted(networks: Networks, mode: str, asked: NetworkingConfig, *, unchecked:
         if link and links.count(link) > 1:
             raise InvalidParameter(f"endpoint.ifname: two interfaces of a container cannot be named {link}")
     macs = {name: requested.mac_address(each.mac_address, name) for name, each in endpoints.items() if each.mac_address}
-    return Wanted({name: of_networks.asked(each) for name, each in endpoints.items()}, macs)
+    kept = {
+        name: msgspec.structs.replace(of_networks.asked(each), network_id=each.network_id)
+        for name, each in endpoints.items()
+    }
+    return Wanted(kept, macs)
+
+
+def _identified(networks: Networks, key: str, name: str, settings: EndpointSettings) -> EndpointSettings:
+    """The settings with the id of a network of a swarm that was given by its id: a network of this
+    engine may have the same name. Of others the name counts.
+    """
+    for given in (settings.network_id, key):
+        if networks.is_shared(given, name):
+            return msgspec.structs.replace(settings, network_id=given)
+    return msgspec.structs.replace(settings, network_id="")
 
 
 def _refusal(check: Callable[[], object]) -> str:

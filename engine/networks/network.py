@@ -416,7 +416,8 @@ class NetworkStore:
             raise
 
     def get(self, text: str) -> NetworkRecord:
-        """By full id, name or unique id prefix.
+        """By full id, name or unique id prefix. A network of this engine comes before one of a
+        swarm with the same name.
 
         Raises NotFound in Docker's words, InvalidParameter when more than one matches.
         """
@@ -427,6 +428,8 @@ class NetworkStore:
         if ids is None:
             ids = [each for each in self._all if each.startswith(text)] if text else []
             by = "ID prefix"
+        elif len(ids) > 1:
+            ids = [each for each in ids if self._all[each].scope != SWARM] or ids
         if len(ids) > 1:
             raise InvalidParameter(f"network {text} is ambiguous ({len(ids)} matches found based on {by})")
         if not ids:

@@ -185,6 +185,11 @@ class Networks:
         except EngineError:
             return mode
 
+    def is_shared(self, network_id: str, name: str) -> bool:
+        """True if a network of a swarm that is on this host has this id and name."""
+        found = self.by_id.get(network_id)
+        return found is not None and found.overlay is not None and found.record.name == name
+
     def check_endpoint(self, text: str, wanted: EndpointSettings) -> None:
         """Raises InvalidParameter for settings that a network does not allow its endpoints,
         Forbidden if it has none. One that does not exist is fine.

@@ -176,6 +176,29 @@ def test_services(node: Node) -> None:
     assert node.ask("POST", "/networks/prune")["NetworksDeleted"] == ["net"]
 
 
+def test_a_worker_has_a_network_of_the_same_name(cluster: Cluster, node: Node) -> None:
+    """By its name it is the worker's own; tasks use the swarm's."""
+    worker = cluster[1]
+    worker.load_busybox()
+    own = worker.ask("POST", "/networks/create", {"Name": "net"}, status=201)["Id"]
+    mine = worker.create("sleep", "999", network="net")
+    worker.post(f"/containers/{mine}/start")
+    key = create(node, "net")
+    on_worker = {"Placement": {"Constraints": [f"node.id=={worker.node_id}"]}}
+    spec = service("web", "net", Mode={"Replicated": {"Replicas": 1}})
+    spec["TaskTemplate"] |= on_worker
+    node.ask("POST", "/services/create", spec, status=201)
+    [task] = node.until_running("web", 1)
+    shown = worker.inspect(task["Status"]["ContainerStatus"]["ContainerID"])
+    assert shown["NetworkSettings"]["Networks"]["net"]["NetworkID"] == key
+    worker.post(f"/containers/{mine}/restart?t=0")
+    assert worker.inspect(mine)["NetworkSettings"]["Networks"]["net"]["NetworkID"] == own
+    assert worker.ask("GET", "/networks/net")["Id"] == own
+    assert worker.ask("GET", f"/networks/{key}")["Id"] == key
+    worker.ask("DELETE", f"/containers/{mine}?force=1")
+    worker.ask("DELETE", "/networks/net")
+
+
 def test_events(node: Node) -> None:
     since = time.time()
     key = create(node, "net")

@@ -194,6 +194,9 @@ class Networks:
     def name_of(self, mode: str) -> str:
         return "bridge" if mode in ("", "default") else mode
 
+    def is_shared(self, network_id: str, name: str) -> bool:
+        return False
+
     def get(self, text: str) -> Any:
         return SimpleNamespace(record=SimpleNamespace(name=text))
 

@@ -12,10 +12,15 @@ from engine.wire.containers import Config, EndpointSettings, HostConfig, Network
 
 
 class Networks:
-    """Networks `a`, whose id is `1234`, and `full`, which takes no endpoint."""
+    """Networks `a`, whose id is `1234`, and `full`, which takes no endpoint; and a network `a` of a
+    swarm, whose id is `swarm`.
+    """
 
     def name_of(self, mode: str) -> str:
-        return {"": "bridge", "default": "bridge", "1234": "a"}.get(mode, mode)
+        return {"": "bridge", "default": "bridge", "1234": "a", "swarm": "a"}.get(mode, mode)
+
+    def is_shared(self, network_id: str, name: str) -> bool:
+        return (network_id, name) == ("swarm", "a")
 
     def check_endpoint(self, text: str, wanted: EndpointSettings) -> None:
         if text == "full":
@@ -42,6 +47,10 @@ IFNAME = {"com.docker.network.endpoint.ifname": "front"}
         ("a", {"b": {}, "a": {"GwPriority": 2}}, {"b": NONE, "a": EndpointSettings(gw_priority=2)}),
         ("bridge", {"a": {}, "b": {}}, {"a": NONE, "b": NONE}),
         ("host", {"host": {}}, {"host": NONE}),
+        ("swarm", {}, {"a": EndpointSettings(network_id="swarm")}),
+        ("b", {"swarm": {}, "b": {}}, {"a": EndpointSettings(network_id="swarm"), "b": NONE}),
+        ("a", {"a": {"NetworkID": "swarm"}}, {"a": EndpointSettings(network_id="swarm")}),
+        ("a", {"b": {"NetworkID": "swarm"}, "a": {}}, {"b": NONE, "a": NONE}),
         # what only the engine sets is not taken from a client
         ("a", {"a": {"IPAddress": "1.2.3.4", "EndpointID": "e", "NetworkID": "n", "DNSNames": ["d"]}}, {"a": NONE}),
     ],

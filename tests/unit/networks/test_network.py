@@ -94,6 +94,25 @@ def test_names_ids_and_prefixes(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_network_of_a_swarm_has_the_name_of_another(tmp_path: Path) -> None:
+    async def run() -> None:
+        records = Records(tmp_path / "state.db")
+        store = NetworkStore(records)
+        await store.open()
+        own, other = checked(body()), checked(body())
+        shared = msgspec.structs.replace(own, id="0abc", driver="overlay", scope="swarm")
+        await store.add(shared)
+        assert store.get("net") is shared
+        await store.add(own)
+        assert store.get("net") is own and store.get("0abc") is shared
+        await store.add(other)
+        with pytest.raises(InvalidParameter, match=r"is ambiguous \(2 matches found based on name\)"):
+            store.get("net")
+        records.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("name", ["", "a b", "x" * 16, "a/b", "-x", 'a"b', "ä"])
 def test_wrong_default_bridge_names(name: str, tmp_path: Path) -> None:
     records = Records(tmp_path / "state.db")
