@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter
-from engine.networks.requested import DriverOptions, driver_options, mac_address
+from engine.networks.requested import DATAGRAMS_OPTION, DriverOptions, driver_options, mac_address
 
 IFNAME, SYSCTLS = "com.docker.network.endpoint.ifname", "com.docker.network.endpoint.sysctls"
 
@@ -19,6 +19,7 @@ IFNAME, SYSCTLS = "com.docker.network.endpoint.ifname", "com.docker.network.endp
         ({}, DriverOptions()),
         ({IFNAME: "", SYSCTLS: "", "x": "y"}, DriverOptions()),
         ({IFNAME: "front"}, DriverOptions("front")),
+        ({DATAGRAMS_OPTION: "1"}, DriverOptions(datagrams=True)),
         ({"engine.network.endpoint.ifname": "a-b.c_15bytes.."}, DriverOptions("a-b.c_15bytes..")),
         (
             {SYSCTLS: "net.ipv4.conf.IFNAME.log_martians=1, net.ipv6.neigh.IFNAME.mcast_solicit=2"},
