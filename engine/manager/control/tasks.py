@@ -215,7 +215,6 @@ def _attached_network(entry: Entry[NetworkRecord]) -> wire.AttachedNetwork:
             internal=record.internal,
             attachable=record.attachable,
             ingress=record.ingress,
-            ipam_options=ipam,
             scope="swarm",
         ),
         driver_state=Driver(name=networks.DRIVER, options=dict(networks.options(record))),
