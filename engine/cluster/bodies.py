@@ -207,16 +207,6 @@ def _serves_datagrams(spec: ServiceSpec) -> bool:
     )
 
 
-_DATAGRAMS = {"engine.network.endpoint.datagrams": "1"}
-"""Answers of UDP and SCTP go back by the network ingress, too."""
-
-
-def _answers(spec: ServiceSpec) -> bool:
-    """True if it publishes a port of UDP or SCTP on all nodes."""
-    ports = () if spec.endpoint_spec is None else spec.endpoint_spec.ports
-    return any(port.publish_mode != HOST and port.protocol not in ("", "tcp") for port in ports)
-
-
 def _is_shared(task: Assigned, each: NetworkAttachmentConfig) -> bool:
     return each.target in task.addresses
 
