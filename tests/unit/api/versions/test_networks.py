@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api import parameters
-from engine.api.versions import VERSIONS
+from engine.api.versions import VERSIONS, Flag
 from engine.errors import InvalidParameter
 from engine.wire.networks import NetworkCreate
 from tests.unit.api.versions.rows import NETWORK, NETWORK_INSPECT, check_new_field, reply
@@ -31,6 +31,15 @@ def test_fields_of_networks(value: Any, path: str) -> None:
 @pytest.mark.parametrize("path", ["Peers", "Services"])
 def test_fields_of_networks_of_a_swarm(path: str) -> None:
     check_new_field(NETWORK_INSPECT, path, "1.25", "1.24")
+
+
+def test_flags_of_networks_of_a_swarm() -> None:
+    for flag, name, before in (
+        (Flag.INGRESS_REMOVABLE, "1.29", "1.28"),
+        (Flag.NETWORKS_CHANGE, "1.29", "1.28"),
+        (Flag.NETWORK_STATUS, "1.52", "1.51"),
+    ):
+        assert VERSIONS[name].has(flag) and not VERSIONS[before].has(flag)
 
 
 def test_status() -> None:
