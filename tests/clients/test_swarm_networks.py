@@ -134,9 +134,8 @@ def test_published_ports(docker: Docker, cluster: Cluster, node: Node) -> None:
 
 def test_progress_of_a_service_with_a_network(docker: Docker, node: Node) -> None:
     docker("network", "create", "-d", "overlay", "lan")
-    shown = docker(
-        "service", "create", "--no-resolve-image", "--network", "lan", "--name", "web", "busybox", "sleep", "9999"
-    )
+    fast = ("--no-resolve-image", "--stop-grace-period", "0s", "--update-monitor", "500ms")
+    shown = docker("service", "create", *fast, "--network", "lan", "--name", "web", "busybox", "sleep", "9999")
     assert "verify: Service" in shown.out and "converged" in shown.out
     docker("network", "create", "-d", "overlay", "more")
     docker("service", "update", "--no-resolve-image", "--network-add", "more", "web")
