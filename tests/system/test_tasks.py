@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import os
 import shutil
 import socket
@@ -19,10 +20,11 @@ import msgspec
 import pytest
 
 from engine.cluster.agent import Agent
-from engine.cluster.parts import Parts
+from engine.cluster.attaching import Attaching
 from engine.cluster.pulling import FRESH
 from engine.cluster.state import Identity
 from engine.cluster.tasks import TaskRecord
+from engine.cluster.views import NodeNetworks
 from engine.config import Config as EngineConfig
 from engine.containers import removal
 from engine.containers.container import Container
@@ -80,20 +82,16 @@ class Site:
         self.agent = self.new_agent()
 
     def new_agent(self) -> Agent:
-        daemon = self.daemon
-        parts = Parts(
-            config=daemon.config,
-            records=daemon.records,
-            containers=daemon.containers,
-            images=daemon.images,
-            remote=daemon.remote,
-            networks=daemon.networks,
-            volumes=daemon.volumes,
-            events=daemon.events,
-            host=Host(name="host1", cpus=2, memory=1 << 30),
-            counts=daemon._counts,
+        parts = dataclasses.replace(self.daemon._cluster_parts(), host=Host(name="host1", cpus=2, memory=1 << 30))
+        networks = NodeNetworks(parts)
+        return Agent(
+            parts,
+            self.identity,
+            on_session=self.sessions.append,
+            on_barred=self.barred.append,
+            networks=networks,
+            attaching=Attaching(parts, networks),
         )
-        return Agent(parts, self.identity, on_session=self.sessions.append, on_barred=self.barred.append)
 
     async def begin(self) -> FakeManager:
         await self.manager.open()
