@@ -377,6 +377,8 @@ class Networks:
             record = found.record
             if record.predefined:
                 raise Forbidden(f"{record.name} is a pre-defined network and cannot be removed")
+            if found.overlay is not None:
+                raise Forbidden(f"network {record.name} is the swarm's: its managers remove it")
             if found.sandboxes:
                 raise Forbidden(f"network {record.name} id {record.id} has active endpoints")
             if self._configures(record):

@@ -343,8 +343,11 @@ class OverlayDriver:
             if failure.errno == errno.EOPNOTSUPP:
                 raise ServerError(f"network {found.record.name}: this kernel has no vxlan links") from failure
             if failure.errno != errno.EEXIST or time.monotonic() > deadline:
+                reason = failure.strerror
+                if failure.errno == errno.EEXIST:
+                    reason = "another program has it, or a process that holds the namespace of a removed network"
                 raise ServerError(
-                    f"network {found.record.name}: VXLAN {number} at UDP port {port}: {failure.strerror}"
+                    f"network {found.record.name}: VXLAN {number} at UDP port {port}: {reason}"
                 ) from failure
             time.sleep(0.05)
         space.inside.apply(rtnl.change_link(VXLAN, up=True))

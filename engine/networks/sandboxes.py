@@ -4,9 +4,9 @@ namespaces in use.
 Creating a namespace takes the kernel 1.5 ms when it is idle, and many times that while it tears
 others down, all under a single kernel lock. So a thread keeps a stock of ready ones: 8 at rest, up
 to 64 after the stock ran empty, 8 again after some quiet seconds. A ready sandbox has its loopback
-up and its host end on the default bridge. Address and route come when it is used
-(`ReadySandbox.configure`, 0.2 ms). The one stock serves user-defined networks too: a host end
-changes its bridge in one message.
+up and its host end on the default bridge, or in the namespace of an overlay (`overlay.py`). Address
+and route come when it is used (`ReadySandbox.configure`, 0.2 ms). The one stock serves user-defined
+networks too: a host end changes its bridge in one message.
 
 Owns: the descriptors of ready sandboxes and the thread. The kernel removes a namespace with both
 ends of its veth when its last descriptor and process are gone. Threads: any but the event loop's,

@@ -326,6 +326,8 @@ def test_removal(hosts: list[Host], web: NetworkRecord) -> None:
             host.do(host.overlays.drop(web.id))
         host.leave(f"one{turn}")
         assert host.networks.get("web").record == web
+        with pytest.raises(Forbidden, match="the swarm's"):
+            host.do(host.networks.remove("web"))
         host.do(host.overlays.drop(web.id))
         host.do(host.overlays.drop(web.id))
         with pytest.raises(NotFound):
