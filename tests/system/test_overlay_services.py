@@ -192,12 +192,15 @@ async def _names_and_services(directory: Path) -> None:
         open_ = _connected(client, SERVICE)
         assert await asyncio.to_thread(open_.recv, 20) == b"web"
         udp = _inside(client, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        udp.settimeout(3)
+        udp.settimeout(1)
         udp.connect((str(SERVICE), 53))
 
         def said() -> bytes:
             udp.send(b"?")
-            return udp.recv(20)
+            try:
+                return udp.recv(20)
+            except TimeoutError:  # its answer was under way when the client moved
+                return b""
 
         assert await asyncio.to_thread(said) == b"web"
         await overlays.set_services(ID, {SERVICE: [OTHER]}, ())
