@@ -92,18 +92,24 @@ _KEPT = 3600.0
 _LIBERAL = {"netfilter/nf_conntrack_tcp_be_liberal": "1"}
 """Packets outside of a connection's window are still of the connection, and get its mark."""
 
-# Existing sets keep their elements; the rules are replaced. Two look-ups: if a port loses slots
+# The table is replaced as a whole, with its elements, in one transaction: libnftables 1.0.6 cannot
+# read the type of `slots` again, which keeping it takes. Two look-ups: if a port loses slots
 # between the look-ups for one packet, the second attempt finds the new ones. A packet from the
 # ingress network that is no answer of a known connection would keep its source, an address that
 # means nothing to its receiver.
 _HOST = """
 add table inet {table}
-{declared}
-add map inet {table} services {{ type inet_proto . inet_service : verdict; }}
-add map inet {table} slots {{ typeof meta l4proto . th dport . numgen random mod 64 : ip daddr . th dport; }}
-add set inet {table} ended {{ type ipv4_addr; }}
-flush table inet {table}
+delete table inet {table}
 table inet {table} {{
+    map services {{
+        type inet_proto . inet_service : verdict
+    }}
+    map slots {{
+        typeof meta l4proto . th dport . numgen random mod 64 : ip daddr . th dport
+    }}
+    set ended {{
+        type ipv4_addr
+    }}
 {chains}
     chain published {{
         meta l4proto . th dport vmap @services
@@ -162,11 +168,8 @@ table inet {table} {{
 _EGRESS = """
 add table netdev {table}
 add map netdev {table} nodes {{ type mark : ether_addr; }}
-delete table netdev {table}
+flush table netdev {table}
 table netdev {table} {{
-    map nodes {{
-        type mark : ether_addr;
-    }}
     chain answers {{
         type filter hook egress device "{vxlan}" priority 0; policy accept;
         ether daddr set meta mark map @nodes
@@ -178,11 +181,9 @@ table netdev {table} {{
 # left the connection table.
 _DUPLICATES = """
 add table ip {table}
-delete table ip {table}
+add map ip {table} nodes {{ type mark : ipv4_addr; }}
+flush table ip {table}
 table ip {table} {{
-    map nodes {{
-        typeof ct mark : ip daddr
-    }}
     chain answers {{
         type filter hook forward priority filter; policy accept;
         iifname != "{vxlan}" ct mark != 0 dup to ct mark map @nodes device "{vxlan}" drop
@@ -252,7 +253,8 @@ class Ingress:
         self._layout: tuple[bytes, ...] = ()
         self._kernel: NftSocket | None = None
         """Of the host, opened with the first ports."""
-        self._nodes: frozenset[IPv4Address] = frozenset()
+        self._nodes: frozenset[IPv4Address] | None = None
+        """None until they are known: those of an earlier daemon stay."""
         self._family = NETDEV
         self._layouts: dict[int, tuple[bytes, ...]] = {}
         """In the namespace, by family of the table."""
@@ -323,6 +325,8 @@ class Ingress:
         return changed
 
     def _complete_nodes(self, kernel: NftSocket) -> bool:
+        if self._nodes is None:
+            return False
         wanted = {}
         for each in self._nodes:
             # Rules copy the bytes of a packet to a mark as they are.
@@ -444,16 +448,21 @@ class Ingress:
     def _begin(self, wanted: Mapping[bytes, Sequence[bytes]]) -> set[bytes]:
         """Install the rules and go on from the slots that an earlier daemon left."""
         with self._on_host() as kernel:
-            self._install(kernel)
-            there = self._read(kernel)
-            before = _read_slots(there["slots"].values())
+            try:
+                there = self._read(kernel)
+            except NetlinkError as error:
+                if error.errno != errno.ENOENT:
+                    raise
+                there = {}  # no table, or that of another version of this engine
+            before = _read_slots(there.get("slots", {}).values())
             self._slots = {key: slots.fill(before.get(key, ()), backends) for key, backends in wanted.items()}
             led, now = _backends(self._slots.values()), time.monotonic()
             self._served = led | _backends(before.values())
-            self._ended = dict.fromkeys(there["ended"].keys() - led, now)
+            self._ended = dict.fromkeys(there.get("ended", {}).keys() - led, now)
             self._begun = True
             self._filter.companion = self._mend_host
-            self._reconcile(kernel, there)
+            self._install(kernel)
+            self._written = True
         return _served_by_udp(before) - led
 
     def _change(self, wanted: Mapping[bytes, Sequence[bytes]]) -> set[bytes]:
@@ -492,19 +501,14 @@ class Ingress:
         self._reconcile(kernel, self._read(kernel))
 
     def _install(self, kernel: NftSocket) -> None:
+        """Put the table with its elements in place of what is there."""
         chains = "\n".join(
             f"    chain of{each} {{\n"
             f"        dnat ip to meta l4proto . th dport . numgen random mod {each} map @slots\n    }}"
             for each in slots.SIZES
         )
-        declared = "\n".join(f"add chain inet {self._table} of{each}" for each in slots.SIZES)
-        names = {"uplink": self._uplink, "subnet": self._subnet}
-        text = _HOST.format(table=self._table, declared=declared, chains=chains, **names)
-        try:
-            netfilter.run(text)
-        except NetfilterError:
-            # Perhaps the sets are those of another version of this engine.
-            netfilter.run(f"add table inet {self._table}\ndelete table inet {self._table}\n{text}")
+        text = _HOST.format(table=self._table, chains=chains, uplink=self._uplink, subnet=self._subnet)
+        netfilter.run("\n".join((text, *_commands(self._table, self._slots, self._ended))))
         self._layout = kernel.layout(self._table)
 
     def _read(self, kernel: NftSocket) -> dict[str, dict[bytes, Element]]:
@@ -648,6 +652,22 @@ def _elements(key: bytes, filled: Sequence[bytes]) -> Iterator[NamedElement]:
     for at, backend in enumerate(filled):
         # A number of `numgen` has the byte order of the host.
         yield "slots", Element(key + struct.pack("=I", at), b"", backend)
+
+
+def _commands(table: str, filled: Mapping[bytes, Sequence[bytes]], ended: Iterable[bytes]) -> Iterator[str]:
+    """The commands that add these elements to a new table."""
+    names = {number: name for name, number in PROTOCOLS.items()}
+    for key, backends in filled.items():
+        port = f"{names[key[0]]} . {int.from_bytes(key[4:6], 'big')}"
+        if backends:
+            yield f"add element inet {table} services {{ {port} : jump of{len(backends)} }}"
+            led = (
+                f"{port} . {at} : {IPv4Address(each[:4])} . {int.from_bytes(each[4:6], 'big')}"
+                for at, each in enumerate(backends)
+            )
+            yield f"add element inet {table} slots {{ {', '.join(led)} }}"
+    if listed := ", ".join(str(IPv4Address(each)) for each in ended):
+        yield f"add element inet {table} ended {{ {listed} }}"
 
 
 def _gone(address: bytes) -> NamedElement:

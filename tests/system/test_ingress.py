@@ -10,6 +10,7 @@ import secrets
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
@@ -418,6 +419,38 @@ def test_the_next_daemon_goes_on(swarm: Swarm) -> None:
     assert swarm.client.ask(str(host.address), 80) == ("a", CLIENT)
     with pytest.raises(ConnectionRefusedError):
         swarm.client.ask(str(host.address), 81)
+
+
+def test_no_request_fails_while_daemons_follow_one_another(swarm: Swarm) -> None:
+    swarm.task(swarm.hosts[0], "10.255.0.5").serve("a", 8080)
+    wanted = {("tcp", 80): (8080, [IPv4Address("10.255.0.5")])}
+    swarm.publish({("tcp", 80): (8080, ["10.255.0.5"])})
+    failures: list[str] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            before = time.monotonic()
+            try:
+                swarm.client.ask(str(swarm.hosts[1].address), 80)
+            except OSError as error:
+                failures.append(str(error))
+            if time.monotonic() - before > 0.9:
+                failures.append("a packet was lost")
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(5):
+            for host in swarm.hosts[:2]:
+                host.run(host.ingress.close, False)
+                host.ingress = host.run(host.opened)
+                host.nodes(swarm.hosts)
+                host.run(host.ingress.set_ports, wanted)
+    finally:
+        ended.set()
+        asking.join()
+    assert failures == []
 
 
 def test_without_the_egress_hook(
