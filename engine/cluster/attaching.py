@@ -169,7 +169,13 @@ class Attaching:
             ask = Attach(
                 network=network or key, container=container_id, name=name, aliases=tuple(aliases), address=wanted
             )
-            attachment = await self._attach(ask)
+            try:
+                attachment = await self._attach(ask)
+            except NotFound:
+                if ask.network == key:
+                    raise
+                # it was removed, and perhaps made again under its name
+                attachment = await self._attach(msgspec.structs.replace(ask, network=key))
         self._keep(attachment)
         row = self._all[attachment]
         try:

@@ -449,9 +449,9 @@ class NodeNetworks:
 
     def named(self, text: str) -> str:
         """The id of the network of this id or name; "" when this node knows none."""
-        if text in self._all:
+        if self.knows(text):
             return text
-        return next((each.id for each in self._all.values() if each.definition.name == text), "")
+        return next((each.id for each in self._all.values() if each.definition.name == text and not each.gone), "")
 
     def records(self) -> list[NetworkRecord]:
         """All that this node knows."""

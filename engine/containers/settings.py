@@ -179,7 +179,12 @@ async def disconnect(container: Container, network: str) -> None:
     async with container.lock:
         container.check_present()
         _check_own_network(container, network)
-        name = attachments.check_connected(container.id, network, container.record.networks)
+        try:
+            name = attachments.check_connected(container.id, network, container.record.networks)
+        except NotFound:  # it has gone, or is a swarm's, and not on this node at present
+            name = _kept_name(container, network)
+            if not name or container.running:
+                raise
         if container.running:
             await attachments.disconnect(container.id, network)
         attachments.unreserve({name: container.record.networks[name]})
@@ -188,6 +193,16 @@ async def disconnect(container: Container, network: str) -> None:
         container.replace(networks=left, macs=macs, ports=attachments.ports_of(container.id))
         await container.save()
         await _write_network_files(container)
+
+
+def _kept_name(container: Container, network: str) -> str:
+    """The name of a network, by its name or id, as the container's settings have it; "" if they do
+    not.
+    """
+    networks = container.record.networks
+    if network in networks:
+        return network
+    return next((name for name, each in networks.items() if each.network_id == network), "")
 
 
 def _check_own_network(container: Container, network: str) -> None:
