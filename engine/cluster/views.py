@@ -410,9 +410,12 @@ class NodeNetworks:
 
     async def withdrawal_seen(self, task: str) -> None:
         """Wait until the managers' views have the task as not ready. They send them to all nodes
-        at the same time.
+        at the same time. Of a network that was removed they send nothing more: all tasks on it end.
         """
-        while any((found := network.endpoints.get(task)) is not None and found.ready for network in self._all.values()):
+        while any(
+            (found := network.endpoints.get(task)) is not None and found.ready and not network.gone
+            for network in self._all.values()
+        ):
             await self._changed.wait()
 
     async def need(self, network_id: str) -> Network:

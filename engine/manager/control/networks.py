@@ -254,15 +254,16 @@ async def remove(context: Context, call: Call) -> bytes:
     if entry.record.ingress and not call.query.get("ingress"):
         raise Forbidden(f"{entry.record.name} is a pre-defined network and cannot be removed")
     async with alone(context):
-        await _remove(context.store, entry)
+        await _remove(context, entry)
     return b""
 
 
-async def _remove(store: Store, entry: Entry[NetworkRecord]) -> None:
+async def _remove(context: Context, entry: Entry[NetworkRecord]) -> None:
     """Raises Precondition while something uses the network, Stale."""
+    store = context.store
     use, pools = store.get(CLAIMS, use_claim(entry.key)), store.get(CLAIMS, POOLS_CLAIM)
     name = entry.record.name
-    user = next(networks.used_by(store, entry.key), "")
+    user = next(networks.used_by(store, entry.key), "") or _running(context, entry.key)
     if user and entry.record.ingress:
         raise Precondition(f"ingress network {name} cannot be removed because {user} depends on it")
     if user:
@@ -283,6 +284,25 @@ async def _remove(store: Store, entry: Entry[NetworkRecord]) -> None:
     )
 
 
+def _running(context: Context, network: str) -> str:
+    """A task on the network that is to run on, as an update of its service has not replaced it yet;
+    "" if there is none.
+    """
+    store = context.store
+    for node in context.peers(network):
+        for key in store.tasks_on(node):
+            task = store.record(TASKS, key)
+            if (
+                task is not None
+                and rules.live(task)
+                and store.get(SERVICES, task.service) is not None  # else it is about to be stopped
+                and any(one.network == network for one in task.networks)
+                and not rules.observed(store, key, task).ended
+            ):
+                return f"task {tasks.task_name(store, key, task) or key}"
+    return ""
+
+
 async def prune(context: Context, call: Call) -> bytes:
     """Remove the networks that nothing uses, as far as the query's selection matches them. Answers
     with their names.
@@ -295,7 +315,7 @@ async def prune(context: Context, call: Call) -> bytes:
         if record.ingress or not selection.matches(record.created, record.labels):
             continue
         try:
-            await _remove(store, entry)
+            await _remove(context, entry)
         except Stale:
             await store.current()
             continue  # it is used now, or another request removes it

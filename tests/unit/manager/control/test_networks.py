@@ -25,6 +25,7 @@ from engine.manager.records import (
     Task,
     port_claim,
 )
+from engine.manager.states import TaskState
 from engine.manager.store import Put
 from engine.wire.services import Endpoint, VirtualIP
 from tests.unit.manager.control.conftest import NODE, Swarm
@@ -407,3 +408,17 @@ async def test_numbers_of_addresses(swarm: Swarm) -> None:
     await swarm.services_remove(web)
     with pytest.raises(Precondition, match="in use by container c"):
         await swarm.networks_remove("net")
+
+
+async def test_a_network_of_tasks_that_an_update_has_not_replaced(swarm: Swarm) -> None:
+    await swarm.found()
+    key = await made(swarm)
+    web = await service(swarm, networks=["net"])
+    task = Task(service=web, version=1, slot=1, node=NODE, assigned=1, networks=(Attached(key, "10.0.0.5"),))
+    await swarm.store.commit([Put(TASKS, "task1", task)])
+    await update(swarm, web, spec())
+    with pytest.raises(Precondition, match=r"network net is in use by task web\.1\.task1"):
+        await swarm.networks_remove("net")
+    assert await swarm.networks_prune() == []
+    await swarm.store.commit([Put(TASKS, "task1", replace(task, desired=TaskState.SHUTDOWN))])
+    await swarm.networks_remove("net")
