@@ -161,6 +161,7 @@ class Overlays:
             self._drivers.overlays.lingers = self._lingers
             balance = Balance(space.descriptor, overlay.gateway(found))
             adopted = self._all[record.id] = _Adopted(found, name, balance, space.disturbances)
+            space.disturbances.take()  # of the links that were just made
             asyncio.get_running_loop().add_reader(space.disturbances.fileno(), self._disturbed, adopted)
             self._by_id[record.id] = found
             self._store.show(record)
