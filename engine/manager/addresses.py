@@ -32,6 +32,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network
 
+from engine.manager import tasks as rules
 from engine.manager.clock import SECOND, Clock
 from engine.manager.loops import Acting
 from engine.manager.records import (
@@ -65,12 +66,6 @@ def number_of(address: str) -> int:
 
 def text_of(number: int) -> str:
     return socket.inet_ntoa(number.to_bytes(4, "big"))
-
-
-def publishes(spec: ServiceSpec) -> bool:
-    """True if the spec has a port of mode ingress, so that its tasks are on the network ingress."""
-    endpoint = spec.endpoint_spec
-    return endpoint is not None and any(port.publish_mode != "host" for port in endpoint.ports)
 
 
 class Pool:
@@ -311,7 +306,7 @@ class Addresses:
     def networks_of(self, spec: ServiceSpec) -> tuple[str, ...]:
         """Ids of the networks on which tasks of this spec have an address."""
         targets = spec.task_template.networks
-        ingress = bool(self.ingress) and publishes(spec)
+        ingress = bool(self.ingress) and rules.publishes(spec)
         if not targets and not ingress:
             return ()
         found = dict.fromkeys([self.ingress] if ingress else [])

@@ -171,8 +171,18 @@ class Scheduler:
 
         The caller writes them at once, and calls `forget` for those that could not be written.
         """
-        now = self._clock.now()
         placed: dict[str, Task] = {}
+        try:
+            await self._place(service, spec, drafts, placed)
+        except BaseException:
+            self.forget(list(placed))
+            raise
+        return placed
+
+    async def _place(
+        self, service: str, spec: ServiceSpec, drafts: Mapping[str, Task], placed: dict[str, Task]
+    ) -> None:
+        now = self._clock.now()
         keys = list(drafts)
         demand = self._demand_of(service, drafts[keys[0]].version, spec)
         networks = self._addresses.networks_of(spec)
@@ -181,7 +191,7 @@ class Scheduler:
                 self._place_there(key, drafts[key], demand, networks, now, placed)
                 if len(placed) % SLICE == 0:
                     await asyncio.sleep(0)
-            return placed
+            return
         for begin in range(0, len(keys), SLICE):
             some = keys[begin : begin + SLICE]
             exhausted = self._addresses.exhausted(networks)
@@ -203,7 +213,6 @@ class Scheduler:
                 self._waiting |= dict.fromkeys(keys[begin + done :])
                 break
             await asyncio.sleep(0)
-        return placed
 
     def _place_there(
         self, key: str, task: Task, demand: Demand, networks: Sequence[str], now: int, placed: dict[str, Task]
@@ -252,8 +261,10 @@ class Scheduler:
             placed: dict[str, Task] = {}
             for group, spec in specs.items():
                 placed |= await self.place(group[0], spec, drafts[group])
+            # the new task is first: as no other write has its key, an answer that is missing is
+            # found by it
             written = await acting.commit_many(
-                [([*birth.changes, Put(TASKS, birth.key, placed[birth.key])], birth.compares) for birth in births]
+                [([Put(TASKS, birth.key, placed[birth.key]), *birth.changes], birth.compares) for birth in births]
             )
         except BaseException:
             self.forget([birth.key for birth in births])

@@ -166,11 +166,12 @@ class Difference(enum.Enum):
 
 def difference(old: ServiceSpec, new: ServiceSpec) -> Difference:
     """What a change of the spec means for tasks. Labels of the service, the number of replicas, the
-    update's rules and ports in the mode ingress are no matter of a task.
+    update's rules and ports in the mode ingress are no matter of a task, but for whether there are
+    any: its tasks are on the network ingress then.
     """
     if old is new:
         return Difference.NONE
-    if old.networks != new.networks or host_ports(old) != host_ports(new):
+    if old.networks != new.networks or host_ports(old) != host_ports(new) or publishes(old) != publishes(new):
         return Difference.TASKS
     if old.task_template == new.task_template:
         return Difference.NONE
@@ -216,6 +217,12 @@ def host_ports(spec: ServiceSpec) -> frozenset[tuple[str, int, int]]:
         for port in endpoint.ports
         if port.publish_mode == "host"
     )
+
+
+def publishes(spec: ServiceSpec) -> bool:
+    """True if the spec has a port of mode ingress, so that its tasks are on the network ingress."""
+    endpoint = spec.endpoint_spec
+    return endpoint is not None and any(port.publish_mode != "host" for port in endpoint.ports)
 
 
 # --- nodes ----------------------------------------------------------------------------------------

@@ -464,3 +464,34 @@ async def test_a_spec_that_fits_nowhere_holds_the_update(store: Store, clock: Fa
         await swarm.run(30)
         assert len(swarm.running(web)) == 4
         assert swarm.update_state(web) == "completed"
+
+
+async def test_the_first_and_the_last_published_port_replace_tasks(store: Store, clock: FakeClock) -> None:
+    """Tasks come to the ingress network and leave it.
+
+    Other changes of ports are no matter of tasks.
+    """
+
+    def ports(*published: int) -> list[dict[str, object]]:
+        return [{"Protocol": "tcp", "TargetPort": 80, "PublishedPort": port} for port in published]
+
+    async with leading(store, clock) as swarm:
+        ingress = await swarm.network("ingress", "10.255.0.0/16", ingress=True)
+        web = await swarm.create(replicas=2)
+        await swarm.run(1)
+        before = swarm.tasks(web).keys()
+        await swarm.update(web, replicas=2, ports=ports(8080))
+        await swarm.run(30)
+        published = swarm.tasks(web)
+        assert not published.keys() & before
+        assert [[each.network for each in task.networks] for task in published.values()] == [[ingress]] * 2
+        for changed in (ports(8081), ports(8081, 8082)):
+            await swarm.update(web, replicas=2, ports=changed)
+            await swarm.run(30)
+            assert swarm.tasks(web) == published
+        assert swarm.virtual_ips(web) == {ingress: "10.255.0.2/16"}
+        await swarm.update(web, replicas=2)
+        await swarm.run(30)
+        assert not swarm.tasks(web).keys() & published.keys()
+        assert not any(task.networks for task in swarm.tasks(web).values())
+        assert swarm.virtual_ips(web) == {}
