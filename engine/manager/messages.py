@@ -402,8 +402,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
 class View(_Message, frozen=True, tag="view"):
     """A network that this node needs, whole or as it changes: its own tasks or containers are on
-    it, or it is the ingress network. A whole view replaces the one before. `gone`: the node does
-    not need the network any more.
+    it, or it is the ingress network. A whole view replaces the one before; more views of the same
+    message may belong to it. `gone`: the node does not need the network any more.
     """
 
     network: str
@@ -415,8 +415,9 @@ class View(_Message, frozen=True, tag="view"):
     services: tuple[ServiceView, ...] = ()
     services_gone: tuple[str, ...] = ()
     nodes: dict[str, str] = {}
-    """Data address by node, of all nodes with endpoints; of all nodes on the network ingress. One
-    that is taken for lost has none ("")."""
+    """Data address by node, of all nodes with endpoints; of all nodes on the network ingress. A
+    lost node keeps its address: its endpoints are not `ready` where their service has others.
+    """
     nodes_gone: tuple[str, ...] = ()
 
 
