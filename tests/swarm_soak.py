@@ -9,6 +9,8 @@ everything is healed, and these must hold:
 - one leader; all managers are reachable and have the same records
 - each service has one running task for each slot, and as many as it should have
 - each running task has one running container, on its node, and no other task container runs
+- each network's namespace leads to the running tasks on it and to nothing else, on each node that
+  has one; every node leads its published ports to all running tasks of the service
 
 Prints each action, and the seed that repeats the choices.
 """
@@ -26,10 +28,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from tests.clusters import VERSION, Cluster, Node
+from tests import packets
+from tests.clusters import SERVER, VERSION, Cluster, Node
 from tests.harness import until
+from tests.swarm_networks import host_names, overlay, published, until_overlays, until_routed
 
 MANAGERS = 3
+NETWORK = "net"
+PORTS = 8000
+"""The first service with a published port has the next one."""
 CALM = 120.0
 """Seconds until everything must hold after the last fault."""
 
@@ -50,7 +57,7 @@ class Soak:
 
     def run(self, seconds: float) -> None:
         self.say("form")
-        self.cluster.form(MANAGERS)
+        self.cluster.form(MANAGERS).network(NETWORK)
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
             self._heal(time.monotonic())
@@ -80,7 +87,11 @@ class Soak:
                 name, replicas = f"s{self.numbers}", self.chance.randrange(1, 6)
                 self.say(f"create {name} {replicas} at {node.address}")
                 self.names.add(name)
-                node.service(name, replicas=replicas)
+                if self.numbers % 2:
+                    port = published((PORTS + self.numbers, 80))
+                    node.service(name, *SERVER, replicas=replicas, template=overlay(NETWORK), EndpointSpec=port)
+                else:
+                    node.service(name, replicas=replicas)
             elif verb == "scale" and names:
                 name, replicas = self.chance.choice(names), self.chance.randrange(0, 7)
                 self.say(f"scale {name} {replicas} at {node.address}")
@@ -196,7 +207,7 @@ class Soak:
             seen.append((sorted((key, each["Version"]["Index"]) for key, each in services.items()), tasks))
         if not seen[0] == seen[1] == seen[2]:
             return "the managers have different records"
-        return self._tasks(services) or self._containers()
+        return self._tasks(services) or self._containers() or self._networks(services)
 
     def _tasks(self, services: dict[str, Any]) -> str:
         tasks = self.managers[0].tasks()
@@ -224,11 +235,28 @@ class Soak:
             return f"containers without a task: {strangers}; tasks without one: {lost}"
         return ""
 
+    def _networks(self, services: dict[str, Any]) -> str:
+        first, outside = self.managers[0], self.cluster.outside().place
+        tasks = [task for task in first.running() if task.get("NetworksAttachments")]
+        until_routed(self.cluster, NETWORK, lambda: tasks, 1)
+        for key, service in services.items():
+            of = host_names(self.cluster, [task for task in tasks if task["ServiceID"] == key])
+            for port in service["Endpoint"].get("Ports") or ():
+                for node in self.cluster.nodes:
+                    seen = {packets.got(outside, node.address, port["PublishedPort"]) for _ in range(10 * len(of) or 1)}
+                    if seen != (of or {""}):
+                        return f"port {port['PublishedPort']} of {node.address} is answered by {seen}, not {of}"
+        return ""
+
 
 def _go_on(pids: list[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def _removed(first: Node) -> bool:
+    return first.request("DELETE", f"/v{VERSION}/networks/{NETWORK}").status in (204, 404)
 
 
 def soak(minutes: float, seed: int, say: Callable[[str], None]) -> None:
@@ -251,6 +279,9 @@ def soak(minutes: float, seed: int, say: Callable[[str], None]) -> None:
         for service in first.ask("GET", "/services"):
             first.ask("DELETE", f"/services/{service['ID']}")
         until("all containers are gone", lambda: not any(node.task_containers() for node in cluster.nodes), 60)
+        until("its network is removed", lambda: _removed(first), 60)
+        for node in cluster.nodes:
+            until_overlays(node, set())
         timed("nothing is left")
 
 
