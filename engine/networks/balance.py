@@ -89,7 +89,7 @@ table inet {table} {{
     }}
     chain checked {{
         type filter hook prerouting priority -90; policy accept;
-        ip daddr @addresses ct state new jump refuse
+        ct state new ip daddr @addresses jump refuse
         ct status dnat ct direction original jump led
     }}
     chain postrouting {{
@@ -148,12 +148,11 @@ class Balance:
 
         Kernel errors are logged.
         """
-        namespace = -1
         try:
             with self._lock:
                 if self._closed or not self._layout:
                     return
-                withdrawn = {each.packed for each in backends if not self._uses[each.packed]}
+                withdrawn = self._still_withdrawn(backends)
                 with self._inside() as kernel:
                     there = kernel.elements(TABLE, "datagrams")
                     led = [("datagrams", Element(each)) for each in withdrawn if each in there]
@@ -161,14 +160,29 @@ class Balance:
                 if not led:
                     return
                 namespace = os.dup(self._namespace)
-            # Without the lock, so that no other change waits for the walk.
-            with namespaces.inside_network(namespace), ConntrackSocket() as connections:
-                connections.forget_answers(withdrawn, socket.IPPROTO_UDP)
+            _forget(namespace, withdrawn, socket.IPPROTO_UDP)
         except (NetfilterError, OSError) as error:
             _log.warning("cannot remove UDP connections of backends that have gone: %s", error)
-        finally:
-            if namespace >= 0:
-                os.close(namespace)
+
+    def forget_unanswered(self, backends: Iterable[IPv4Address]) -> None:
+        """Forget the TCP connections that those backends have never answered which are still
+        withdrawn: they may be on a lost node, and the client's next attempt goes to another one.
+
+        Call it some time after the withdrawal, so that answers are not just under way. Kernel
+        errors are logged.
+        """
+        try:
+            with self._lock:
+                withdrawn = self._still_withdrawn(backends)
+                if self._closed or not self._layout or not withdrawn:
+                    return
+                namespace = os.dup(self._namespace)
+            _forget(namespace, withdrawn, socket.IPPROTO_TCP, unanswered=True)
+        except OSError as error:
+            _log.warning("cannot remove connections to backends that have gone: %s", error)
+
+    def _still_withdrawn(self, backends: Iterable[IPv4Address]) -> frozenset[bytes]:
+        return frozenset(each.packed for each in backends if not self._uses[each.packed])
 
     @property
     def balances(self) -> bool:
@@ -344,6 +358,15 @@ class Balance:
         _write(kernel, changes)
         self._written = True
         return any(remove or add for remove, add in changes)
+
+
+def _forget(namespace: int, backends: Collection[bytes], protocol: int, *, unanswered: bool = False) -> None:
+    """Call without the lock, so that no other change waits for the walk. Closes the descriptor."""
+    try:
+        with namespaces.inside_network(namespace), ConntrackSocket() as connections:
+            connections.forget_answers(backends, protocol, unanswered=unanswered)
+    finally:
+        os.close(namespace)
 
 
 # --- elements, as the kernel has them -------------------------------------------------------------

@@ -244,6 +244,7 @@ class Ingress:
         self._written = False
         """False if a failure left the kernel without some of it."""
         self._slots: dict[bytes, list[bytes]] = {}
+        self._served_by_udp: set[bytes] = set()
         self._served: set[bytes] = set()
         """Addresses of tasks that were led to since the start, and have not ended."""
         self._ended: dict[bytes, float] = {}
@@ -342,8 +343,8 @@ class Ingress:
 
     def set_ports(self, ports: Ports) -> tuple[dict[Port, str], set[IPv4Address]]:
         """All ports that the swarm publishes. Returns those that are in use on this host, with the
-        reason, and the backends of UDP that no port leads to any more. They still get the packets
-        of their connections, until `forget_datagrams`; those of other protocols until `forget`.
+        reason, and the backends that no port leads to any more. They still get the packets of their
+        connections, until `forget_datagrams`; those of other protocols until `forget`.
 
         The first call removes others that an earlier daemon left.
         """
@@ -374,13 +375,15 @@ class Ingress:
         """Forget the UDP connections of these backends unless they are back. Errors are logged."""
         with self._lock:
             gone = {each.packed for each in backends} - _backends(self._slots.values())
-        if not gone:
-            return
-        try:
-            with ConntrackSocket() as connections:
-                connections.forget_answers(gone, socket.IPPROTO_UDP)
-        except OSError as error:
-            _log.warning("cannot remove connections of tasks that have gone: %s", error)
+            gone &= self._served_by_udp
+            self._served_by_udp -= gone
+        _forget(gone, socket.IPPROTO_UDP)
+
+    def forget_unanswered(self, backends: Collection[IPv4Address]) -> None:
+        """As `Balance.forget_unanswered`."""
+        with self._lock:
+            gone = {each.packed for each in backends} - _backends(self._slots.values())
+        _forget(gone, socket.IPPROTO_TCP, unanswered=True)
 
     def forget(self, addresses: Iterable[IPv4Address | IPv6Address]) -> None:
         """These tasks have ended: the next packet of a connection to them is refused, until the
@@ -458,15 +461,16 @@ class Ingress:
             self._slots = {key: slots.fill(before.get(key, ()), backends) for key, backends in wanted.items()}
             led, now = _backends(self._slots.values()), time.monotonic()
             self._served = led | _backends(before.values())
+            self._served_by_udp = _by_udp(before) | _by_udp(self._slots)
             self._ended = dict.fromkeys(there.get("ended", {}).keys() - led, now)
             self._begun = True
             self._filter.companion = self._mend_host
             self._install(kernel)
             self._written = True
-        return _served_by_udp(before) - led
+        return _backends(before.values()) - led
 
     def _change(self, wanted: Mapping[bytes, Sequence[bytes]]) -> set[bytes]:
-        """Returns the backends of UDP that no port has any more."""
+        """Returns the backends that no port has any more."""
         before, remove, add = self._slots, list[NamedElement](), list[NamedElement]()
         self._slots = {key: slots.fill(before.get(key, ()), backends) for key, backends in wanted.items()}
         for key in before.keys() | self._slots.keys():
@@ -477,6 +481,7 @@ class Ingress:
                 add += more - less
         led = _backends(self._slots.values())
         self._served |= led
+        self._served_by_udp |= _by_udp(self._slots)
         for address in self._ended.keys() & led:
             del self._ended[address]
             remove.append(_gone(address))
@@ -485,7 +490,7 @@ class Ingress:
         if remove or add or not self._written:
             with self._on_host() as kernel:
                 self._write(kernel, remove, add)
-        return _served_by_udp(before) - led
+        return _backends(before.values()) - led
 
     def _write(self, kernel: NftSocket, remove: list[NamedElement], add: list[NamedElement]) -> None:
         if self._written:
@@ -674,7 +679,16 @@ def _gone(address: bytes) -> NamedElement:
     return "ended", Element(address)
 
 
-def _served_by_udp(filled: Mapping[bytes, Sequence[bytes]]) -> set[bytes]:
+def _forget(backends: Collection[bytes], protocol: int, *, unanswered: bool = False) -> None:
+    if backends:
+        try:
+            with ConntrackSocket() as connections:
+                connections.forget_answers(backends, protocol, unanswered=unanswered)
+        except OSError as error:
+            _log.warning("cannot remove connections of tasks that have gone: %s", error)
+
+
+def _by_udp(filled: Mapping[bytes, Sequence[bytes]]) -> set[bytes]:
     return _backends(each for key, each in filled.items() if key[0] == socket.IPPROTO_UDP)
 
 

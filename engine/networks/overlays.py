@@ -47,8 +47,10 @@ _log = logging.getLogger(__name__)
 
 RETRY = 5.0
 """Seconds between two attempts to take a published port that another program has."""
-ANSWER = 0.1
-"""Seconds that a withdrawn backend has to answer the datagrams that it has got."""
+ANSWER, UNANSWERED = 0.1, 1.0
+"""Seconds that a withdrawn backend has to answer the datagrams that it has got, and new
+connections.
+"""
 
 
 class Keeper(Protocol):
@@ -104,6 +106,8 @@ class Overlays:
         self._names = names
         self._forgetting: set[asyncio.Task[None]] = set()
         """Connections of backends that have gone are being forgotten."""
+        self._unanswered: dict[Balance | Ingress, set[IPv4Address]] = {}
+        """Withdrawn backends, by what led to them."""
         self._all: dict[str, _Adopted] = {}
         self._adopting = asyncio.Lock()
         self._ingress: tuple[Network, Ingress] | None = None
@@ -322,7 +326,27 @@ class Overlays:
             except NetfilterError as error:
                 raise ServerError(f"network {known.found.record.name}: {error}") from error
         if withdrawn:
-            self._soon(self._move_datagrams(known.balance, withdrawn))
+            self._withdrawn(known.balance, withdrawn)
+
+    def _withdrawn(self, of: Balance | Ingress, backends: Collection[IPv4Address]) -> None:
+        """No new connections are led to these backends."""
+        self._soon(self._move_datagrams(of, backends))
+        waiting = self._unanswered.get(of)
+        if waiting is not None:
+            waiting |= {*backends}
+        else:
+            self._unanswered[of] = {*backends}
+            self._soon(self._move_unanswered(of))
+
+    async def _move_unanswered(self, of: Balance | Ingress) -> None:
+        """At most once in `UNANSWERED`, as it takes a walk through the connection table."""
+        try:
+            while backends := self._unanswered[of]:
+                self._unanswered[of] = set()
+                await asyncio.sleep(UNANSWERED)
+                await self._in_thread(of.forget_unanswered, backends)
+        finally:
+            del self._unanswered[of]
 
     async def _move_datagrams(self, of: Balance | Ingress, withdrawn: Collection[IPv4Address]) -> None:
         await asyncio.sleep(ANSWER)  # for what the backends have got already
@@ -380,7 +404,7 @@ class Overlays:
                     await self._answer_datagrams(found, ports)
                     busy, withdrawn = await self._in_thread(ingress.set_ports, ports)
                     if withdrawn:
-                        self._soon(self._move_datagrams(ingress, withdrawn))
+                        self._withdrawn(ingress, withdrawn)
                     if busy and self._retrying is None:
                         self._retrying = spawn(self._retry(), "taking published ports")
                     return busy

@@ -7,7 +7,9 @@ Needs root.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import select
 import socket
 import subprocess
 import threading
@@ -29,6 +31,8 @@ from engine.system.netlink.nft import Element, NftSocket
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 GATEWAY = IPv4Address("10.5.0.1")
+LOST = IPv4Address("10.5.0.50")
+"""A route leads there, but nothing answers."""
 SERVICE, OTHER = IPv4Address("10.5.0.100"), IPv4Address("10.5.0.101")
 HOSTS = 4
 
@@ -47,6 +51,8 @@ class Net:
         path = f"/proc/{os.getpid()}/fd"
         enter = ["nsenter", f"--net={path}/{self.namespace}"]
         lines = ["link set lo up", f"addr add {GATEWAY}/32 dev lo", "route add unreachable 10.5.0.0/24"]
+        lines += ["link add lost type veth peer name tsol", "link set lost up", f"route add {LOST}/32 dev lost"]
+        lines += [f"neigh add {LOST} lladdr 02:00:00:00:00:01 dev lost nud permanent", "link set tsol up"]
         for at, (host, address) in enumerate(zip(self.hosts, self.addresses, strict=True)):
             lines += [
                 f"link add v{at} type veth peer name eth0 netns {path}/{host}",
@@ -314,6 +320,24 @@ def test_what_others_change_is_mended(net: Net, balanced: Balance, harm: str) ->
     balanced.set({SERVICE: net.addresses[1:3]})
     assert net.ask(0, SERVICE)
     assert not balanced.mend()
+
+
+def test_a_connection_that_a_lost_node_never_answers_moves(net: Net, balanced: Balance) -> None:
+    """The first packet is lost; so is its entry, and the next attempt finds another backend."""
+    balanced.set({SERVICE: [LOST]})
+    with net.connect(0, net.addresses[1]) as direct, net.socket(0, socket.SOCK_STREAM) as tcp:
+        tcp.setblocking(False)
+        assert tcp.connect_ex((str(SERVICE), 80)) == errno.EINPROGRESS
+        withdrawn = balanced.set({SERVICE: net.addresses[1:2]})
+        assert withdrawn == {LOST}
+        balanced.forget_unanswered([*withdrawn, *net.addresses])
+        assert select.select([], [tcp], [], 8)[1]
+        tcp.settimeout(3)
+        assert said(tcp).startswith("1 ")
+        balanced.set({SERVICE: net.addresses[2:3]})
+        balanced.forget_unanswered(net.addresses)  # it has answered
+        assert said(tcp).startswith("1 ")
+        assert said(direct).startswith("1 ")
 
 
 def test_what_has_gone_and_comes_back(net: Net, balanced: Balance) -> None:

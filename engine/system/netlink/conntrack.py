@@ -19,12 +19,13 @@ from engine.system.netlink.transport import NetlinkSocket
 _SUBSYSTEM = 1
 _GET, _DELETE = _SUBSYSTEM << 8 | 1, _SUBSYSTEM << 8 | 2
 
-_TUPLE_ORIGINAL, _TUPLE_REPLY, _CT_ID, _CT_ZONE, _CT_FILTER = 1, 2, 12, 18, 25
+_TUPLE_ORIGINAL, _TUPLE_REPLY, _CT_STATUS, _CT_ID, _CT_ZONE, _CT_FILTER, _CT_STATUS_MASK = 1, 2, 3, 12, 18, 25, 26
+_SEEN_REPLY, _TRANSLATED = 1 << 1, 1 << 5
 _TUPLE_IP, _TUPLE_PROTOCOL = 1, 2
 _IP_SOURCE = {4: 1, 6: 3}
 _PROTOCOL_NUMBER, _PROTOCOL_DESTINATION = 1, 3
 _FILTER_ORIGINAL, _FILTER_REPLY = 1, 2
-_BY_SOURCE, _BY_PROTOCOL, _BY_DESTINATION_PORT = 1 << 0, 1 << 3, 1 << 5
+_BY_PROTOCOL, _BY_DESTINATION_PORT = 1 << 3, 1 << 5
 
 _BUFFER = 1 << 20
 
@@ -57,29 +58,20 @@ class ConntrackSocket(NetlinkSocket):
                 raise done.error
         return forgotten
 
-    def forget_answers(self, sources: Collection[bytes], protocol: int = 0) -> None:
-        """Delete the entries of connections that one of these (packed IPv4) addresses answers.
+    def forget_answers(self, sources: Collection[bytes], protocol: int, *, unanswered: bool = False) -> None:
+        """Delete the entries of connections of a protocol, such as IPPROTO_UDP, that one of these
+        (packed IPv4) addresses answers; or would answer, as it has never done if `unanswered`.
 
-        With `protocol`, such as IPPROTO_UDP, others stay, and there is one walk through the table.
-        Otherwise the kernel walks through it for each address. A walk takes 15 ms and more, as a
-        table of the usual size has 262,144 buckets, and all namespaces share it.
+        This is one walk through the table. It takes 15 ms and more, as a table of the usual size
+        has 262,144 buckets, and all namespaces share it.
         """
-        if protocol:
-            for each in self.dump(answers(_GET, b"", protocol)):
-                entry = read_attributes(each, FAMILY.size)
-                reply = read_attributes(read_attributes(entry.get(_TUPLE_REPLY, b"")).get(_TUPLE_IP, b""))
-                if reply.get(_IP_SOURCE[4]) in sources:
-                    self._remove(entry)
-            return
-        for source in sources:
-            (done,) = self.exchange((answers(_DELETE, source, 0),))
-            if done.error is None or done.error.errno == errno.ENOENT:
-                continue
-            if done.error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise done.error
-            # a kernel before 6.6
-            for each in self.dump(answers(_GET, source, 0)):
-                self._remove(read_attributes(each, FAMILY.size))
+        for each in self.dump(answered(protocol, unanswered=unanswered)):
+            entry = read_attributes(each, FAMILY.size)
+            if unanswered and int.from_bytes(entry.get(_CT_STATUS, b""), "big") & _SEEN_REPLY:
+                continue  # a kernel without that filter
+            reply = read_attributes(read_attributes(entry.get(_TUPLE_REPLY, b"")).get(_TUPLE_IP, b""))
+            if reply.get(_IP_SOURCE[4]) in sources:
+                self._remove(entry)
 
     def _remove(self, entry: dict[int, bytes]) -> None:
         (done,) = self.exchange((removal(4, entry),))
@@ -87,19 +79,17 @@ class ConntrackSocket(NetlinkSocket):
             raise done.error
 
 
-def answers(kind: int, source: bytes, protocol: int) -> Request:
-    """The request that lists or deletes the entries of a protocol (0: all) that this IPv4 address
-    (none: any) answers.
+def answered(protocol: int, *, unanswered: bool) -> Request:
+    """The request that lists the IPv4 entries of a protocol; with `unanswered` those alone whose
+    destination was rewritten and that have seen no answer.
     """
-    reply, filtered = b"", 0
-    if source:
-        reply, filtered = nest(_TUPLE_IP, attribute(_IP_SOURCE[4], source)), _BY_SOURCE
-    if protocol:
-        reply += nest(_TUPLE_PROTOCOL, attribute(_PROTOCOL_NUMBER, bytes((protocol,))))
-        filtered |= _BY_PROTOCOL
-    flags = attribute(_FILTER_ORIGINAL, bytes(4)) + attribute(_FILTER_REPLY, struct.pack("=I", filtered))
+    flags = attribute(_FILTER_ORIGINAL, bytes(4)) + attribute(_FILTER_REPLY, struct.pack("=I", _BY_PROTOCOL))
+    reply = nest(_TUPLE_PROTOCOL, attribute(_PROTOCOL_NUMBER, bytes((protocol,))))
     body = nest(_TUPLE_REPLY, reply) + nest(_CT_FILTER, flags)
-    return Request(kind, 0, FAMILY.pack(_family(4), 0, 0) + body, "connections that an address answers")
+    if unanswered:
+        body += attribute(_CT_STATUS, struct.pack(">I", _TRANSLATED))
+        body += attribute(_CT_STATUS_MASK, struct.pack(">I", _TRANSLATED | _SEEN_REPLY))
+    return Request(_GET, 0, FAMILY.pack(_family(4), 0, 0) + body, "list of connections")
 
 
 def udp_list(version: int, ports: Collection[int]) -> Request:
