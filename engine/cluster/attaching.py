@@ -85,6 +85,7 @@ class Attaching:
         self._connection: Connection | None = None
         self._online = asyncio.Event()
         self.task_of: TaskOf = lambda container: None
+        networks.held = self._holds
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -116,6 +117,9 @@ class Attaching:
     def in_use(self) -> tuple[str, ...]:
         """For `Hello.attachments`."""
         return tuple(each for each in self._all if each not in self._returned)
+
+    def _holds(self, network: str) -> bool:
+        return any(row.network == network and each not in self._returned for each, row in self._all.items())
 
     async def close(self) -> None:
         for handle in self._ends.values():

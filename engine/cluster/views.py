@@ -26,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address
 
 import msgspec
@@ -52,6 +52,9 @@ AGAIN = 1.0, 30.0
 """Seconds until what the kernel has refused is tried again: at first, and at most."""
 DROP_PAUSE = 0.5
 """Seconds between looks whether the last container has left a network that is not needed."""
+
+APPLY_LIMIT = 1.0
+"""Seconds that a start waits for the routes to all endpoints."""
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +105,9 @@ class _Network:
         """Set while there is `trouble`."""
         self.driver: asyncio.Task[None] | None = None
         self.again = False
+        """The driver has something to do; `woken` is set then, and `applied` when it has not."""
+        self.woken = asyncio.Event()
+        self.applied = asyncio.Event()
         self.changed_endpoints: set[str] = set()
         self.changed_services: set[str] = set()
         self.changed_nodes = False
@@ -240,6 +246,8 @@ class NodeNetworks:
         self._withdrawn: set[str] = set()
         """Tasks of this node to which no traffic is led any more, before the managers know it."""
         self._closed = False
+        self.held: Callable[[str], bool] = lambda network: False
+        """True if a container here is about to be on the network, or may be again."""
         self.node = ""
         self.address = ""
         """This node's data address, if it was given; the managers know the one that others use."""
@@ -277,6 +285,7 @@ class NodeNetworks:
                 try:
                     await self._make(network)
                     await self._apply(network)
+                    network.applied.set()
                 except (EngineError, OSError, RuntimeError) as error:
                     _log.error("network %s: %s", network.definition.name, _words(error))
         if not any(each.definition.ingress and each.found is not None for each in self._all.values()):
@@ -437,6 +446,11 @@ class NodeNetworks:
             finally:
                 for each in outcomes:
                     each.cancel()
+        if network.found is not None:
+            # Then its first packets have routes. One that the kernel refuses is tried again later.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(APPLY_LIMIT):
+                    await network.applied.wait()
         if network.found is None:
             raise ServerError(f"network {network.definition.name}: {network.trouble or 'it is gone'}")
         return network.found
@@ -466,6 +480,8 @@ class NodeNetworks:
         if self._closed:
             return
         network.again = True
+        network.woken.set()
+        network.applied.clear()
         if network.driver is None:
             network.driver = spawn(self._drive(network), f"network {network.definition.name}")
             self._drivers.add(network.driver)
@@ -476,6 +492,7 @@ class NodeNetworks:
         try:
             while network.again:
                 network.again = False
+                network.woken.clear()
                 try:
                     await self._step(network)
                 except Exception as error:
@@ -492,6 +509,8 @@ class NodeNetworks:
                     pause, _ = AGAIN
                     network.trouble = ""
                     network.failed.clear()
+                    if not network.again:
+                        network.applied.set()
         finally:
             network.driver = None
 
@@ -501,13 +520,23 @@ class NodeNetworks:
                 await self._make(network)
             await self._apply(network)
         elif network.found is not None:
-            if network.found.sandboxes:  # the last containers are just ending
-                await asyncio.sleep(DROP_PAUSE)
+            if network.found.sandboxes or self.held(network.id):  # the last containers are just ending
+                network.applied.set()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(DROP_PAUSE):
+                        await network.woken.wait()
                 network.again = True
                 return
-            if network.definition.ingress:
-                await self._networks.overlays.set_ports({})
-            await self._networks.overlays.drop(network.id)
+            found, network.found = network.found, None  # who needs it now waits for another one
+            network.made.clear()
+            try:
+                if network.definition.ingress:
+                    await self._networks.overlays.set_ports({})
+                await self._networks.overlays.drop(network.id)
+            except BaseException:
+                network.found = found
+                network.made.set()
+                raise
             network.forget()
         if network.gone and network.found is None and self._all.get(network.id) is network:
             del self._all[network.id]

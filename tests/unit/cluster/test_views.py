@@ -196,6 +196,26 @@ async def test_a_network_that_is_needed_again_while_it_goes() -> None:
     await here.networks.close()
 
 
+async def test_a_container_that_starts_while_the_network_goes_waits_for_another_one() -> None:
+    here = Site()
+    await here.take(whole(task(3)))
+    before = here.overlays.found["net"]
+    await here.networks.take(Views(of=(View(network="net", gone=True),)))
+    while "drop" not in here.overlays.calls:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await here.networks.take(whole(task(3)))
+    found = await here.networks.need("net")
+    assert found is not before and found is here.overlays.found["net"]
+    here.networks.held = lambda network: network == "net"
+    here.overlays.calls.clear()
+    await here.take(Views(of=(View(network="net", gone=True),)))
+    await asyncio.sleep(0.01)
+    assert here.overlays.calls == []
+    here.networks.held = lambda network: False
+    await here.until(lambda: not here.overlays.adopted)
+    await here.networks.close()
+
+
 async def test_what_the_kernel_refuses_is_tried_again() -> None:
     here = Site()
     here.overlays.trouble = OSError(95, "Operation not supported")
