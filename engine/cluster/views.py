@@ -520,7 +520,8 @@ class NodeNetworks:
                 await self._make(network)
             await self._apply(network)
         elif network.found is not None:
-            if network.found.sandboxes or self.held(network.id):  # the last containers are just ending
+            # the last containers are just ending
+            if network.found.sandboxes or self.held(network.id):
                 network.applied.set()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(DROP_PAUSE):
