@@ -33,6 +33,9 @@ Address = IPv4Address | IPv6Address
 Subnet = IPv4Network | IPv6Network
 
 PREDEFINED_NAMES = frozenset(("bridge", "host", "none"))
+"""The networks that every engine has, and so every node of a swarm."""
+OVERLAY, SWARM = "overlay", "swarm"
+"""Driver and scope of the networks that the engines of a swarm share."""
 FILTERS = frozenset(("dangling", "driver", "id", "label", "name", "scope", "type"))
 """Filters of the list in API 1.24, and `dangling` and `scope`, which Docker added later."""
 

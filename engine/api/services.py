@@ -11,13 +11,13 @@ import msgspec
 
 from engine.api import manager, parameters, service_logs
 from engine.api.engine import Engine
-from engine.api.networks import NODE_LOCAL, SWARM
 from engine.api.replies import json_reply
 from engine.api.versions import Flag
 from engine.errors import EngineError, InvalidParameter
 from engine.http.messages import Reply, Request, StreamReply
 from engine.images import reference
 from engine.images.credentials import registry_auth
+from engine.network_rules import PREDEFINED_NAMES, SWARM
 from engine.wire.services import Service, ServiceCreated, ServiceSpec, ServiceUpdated
 
 _log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def _named_by_name(engine: Engine, spec: ServiceSpec) -> ServiceSpec:
     """With the names of networks that each node has, whose ids differ from node to node."""
     networks = [
         msgspec.structs.replace(network, target=name)
-        if (name := _local_name(engine, network.target)) in NODE_LOCAL
+        if (name := _local_name(engine, network.target)) in PREDEFINED_NAMES
         else network
         for network in spec.task_template.networks
     ]

@@ -6,7 +6,7 @@ A network of the swarm that containers of this node use is also one of the engin
 with the containers of this node.
 
 Loaded as the handlers of swarm mode are (`swarm_mode.py`).
-Not here: networks of an engine that is no manager (`networks.py`), the verbs
+Not here: networks of an engine that is no manager (`own_networks.py`), the verbs
 (`engine/manager/control`).
 """
 
@@ -17,13 +17,13 @@ import logging
 
 import msgspec
 
-from engine.api import manager, networks, parameters
+from engine.api import manager, own_networks, parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, encode, json_reply
 from engine.api.versions import Flag
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound
 from engine.http.messages import Reply, Request
-from engine.network_rules import FILTERS
+from engine.network_rules import FILTERS, SWARM
 from engine.networks.endpoints import Network
 from engine.wire.networks import EndpointResource, NetworkCreate, NetworkCreated, NetworkInspect, NetworksPruned
 from engine.wire.networks import Network as Shown
@@ -40,7 +40,7 @@ _decode = msgspec.json.Decoder(NetworkInspect).decode
 
 
 def is_local(found: Network | None) -> bool:
-    return found is not None and found.record.scope != networks.SWARM
+    return found is not None and found.record.scope != SWARM
 
 
 async def list_all(engine: Engine, request: Request) -> Reply:
@@ -53,8 +53,8 @@ async def list_all(engine: Engine, request: Request) -> Reply:
             done = await engine.cluster.call("networks.list", "", {"filters": wanted})
     except (EngineError, TimeoutError) as error:
         _log.warning("networks of the swarm cannot be listed: %s", _reason(error))
-        return networks.listed(engine, request, wanted)
-    parts = [networks.encoded(engine, each, request, whole) for each in own if is_local(each)]
+        return own_networks.listed(engine, request, wanted)
+    parts = [own_networks.encoded(engine, each, request, whole) for each in own if is_local(each)]
     if not whole and request.version.shape(Shown).newest:
         body = done.body[1:-1]
     elif whole:
@@ -88,8 +88,8 @@ async def inspect(engine: Engine, request: Request, scope: str, verbose: bool) -
     text = request.parameters["id"]
     own, problem = _own(engine, text)
     if own is not None and is_local(own) and scope in ("", "local") and _named(own, text):
-        return networks.inspected(engine, request, own)
-    if scope in ("", networks.SWARM):
+        return own_networks.inspected(engine, request, own)
+    if scope in ("", SWARM):
         try:
             query = {"verbose": verbose, "status": request.version.has(Flag.NETWORK_STATUS)}
             async with asyncio.timeout(None if own is None else ANSWER):
@@ -99,7 +99,7 @@ async def inspect(engine: Engine, request: Request, scope: str, verbose: bool) -
         except (EngineError, TimeoutError):
             if own is None:
                 raise
-            return networks.inspected(engine, request, own)  # what this node knows of it
+            return own_networks.inspected(engine, request, own)  # what this node knows of it
         else:
             shown = _decode(done.body)
             if is_local(own) and not scope and text not in (shown.id, shown.name):
@@ -107,7 +107,7 @@ async def inspect(engine: Engine, request: Request, scope: str, verbose: bool) -
             shown = msgspec.structs.replace(shown, containers=_containers(engine, shown.id))
             return json_reply(request, shown)
     if own is not None and is_local(own) and scope in ("", "local"):
-        return networks.inspected(engine, request, own)
+        return own_networks.inspected(engine, request, own)
     if problem is not None and scope in ("", "local"):
         raise problem
     raise NotFound(f"network {text} not found" + (f" in scope {scope}" if scope else ""))
@@ -116,7 +116,7 @@ async def inspect(engine: Engine, request: Request, scope: str, verbose: bool) -
 def _own(engine: Engine, text: str) -> tuple[Network | None, EngineError | None]:
     """This engine's network of that name or id, or why there is none."""
     try:
-        return networks.own(engine, text), None
+        return own_networks.own(engine, text), None
     except EngineError as error:
         return None, error
 
@@ -150,7 +150,7 @@ async def remove(engine: Engine, request: Request) -> Reply:
     text = request.parameters["id"]
     own, _ = _own(engine, text)
     if own is not None and is_local(own) and _named(own, text):
-        return await networks.removed(engine, request)
+        return await own_networks.removed(engine, request)
     try:
         if own is not None and is_local(own):
             found = _decode((await engine.cluster.call("networks.inspect", text)).body)
@@ -161,14 +161,14 @@ async def remove(engine: Engine, request: Request) -> Reply:
     except NotFound:
         if own is None or not is_local(own):
             raise
-        return await networks.removed(engine, request)
+        return await own_networks.removed(engine, request)
     return empty_reply(request)
 
 
 async def prune(engine: Engine, request: Request) -> Reply:
     """Networks of this engine, then those of the swarm."""
     selection = parameters.prune_selection(request.query, "until")
-    names = await networks.pruned(engine, selection)
+    names = await own_networks.pruned(engine, selection)
     try:
         query = {"selection": msgspec.to_builtins(selection)}
         names += msgspec.json.decode((await engine.cluster.call("networks.prune", "", query)).body, type=list[str])

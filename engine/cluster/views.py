@@ -34,9 +34,10 @@ import msgspec
 from engine.cluster.parts import Parts
 from engine.errors import EngineError, NotFound, ServerError
 from engine.manager.messages import EndpointView, NetworkView, ServiceView, View, Views
+from engine.network_rules import OVERLAY, SWARM
 from engine.networks.endpoints import Network
 from engine.networks.names import Names
-from engine.networks.network import OVERLAY, SWARM, NetworkRecord, Overlay
+from engine.networks.network import NetworkRecord, Overlay
 from engine.storage.records import Change
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled

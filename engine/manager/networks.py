@@ -43,12 +43,10 @@ from engine.manager.records import (
     use_claim,
 )
 from engine.manager.store import Change, Compare, Entry, Event, Fenced, Put, Stale, Store
+from engine.network_rules import OVERLAY, PREDEFINED_NAMES
 from engine.wire.networks import IPAMConfig, NetworkCreate
 from engine.wire.services import ServiceSpec
 
-DRIVER = "overlay"
-NODE_LOCAL = ("host", "none", "bridge")
-"""Networks that each node has of its own."""
 INGRESS = "ingress"
 INGRESS_SUBNET = IPv4Network("10.255.0.0/16")
 INGRESS_VNI = 4096
@@ -128,7 +126,7 @@ def refer(store: Store, service: str, spec: ServiceSpec) -> tuple[list[Change], 
 
 def _needed(store: Store, spec: ServiceSpec) -> Iterator[str]:
     for network in spec.task_template.networks:
-        if network.target not in NODE_LOCAL:
+        if network.target not in PREDEFINED_NAMES:
             yield network.target
     if needs_ingress(spec):
         of_ports = ingress(store)
@@ -210,7 +208,7 @@ def _checked(body: NetworkCreate, now: int) -> NetworkRecord:
 
 def _check_kind(body: NetworkCreate, where: str) -> None:
     """What a network of the swarm cannot be."""
-    if body.driver != DRIVER:
+    if body.driver != OVERLAY:
         raise InvalidParameter(f"{where}: Driver: {body.driver[:100]!r}: networks of a swarm have the driver overlay")
     if body.scope not in ("", "swarm", "global"):
         raise InvalidParameter(

@@ -29,11 +29,11 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from engine.errors import EngineError, Forbidden, NotFound, ServerError
-from engine.network_rules import Address
+from engine.network_rules import SWARM, Address
 from engine.networks import endpoints, requested, sandboxes
 from engine.networks.drivers import error_context
 from engine.networks.endpoints import Assigned, Network, Sandbox
-from engine.networks.network import HOST, NONE, SWARM
+from engine.networks.network import HOST, NONE
 from engine.networks.networks import Networks
 from engine.networks.ports import Published
 from engine.networks.publishing import Publishing, Request, Target

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError
-from engine.network_rules import Subnet, free_subnet, span
+from engine.network_rules import OVERLAY, Subnet, free_subnet, span
 from engine.networks import endpoints, host, network, sandboxes
 from engine.networks.bridge import BridgeDriver
 from engine.networks.driver import Driver, Gateways, SubnetContested
@@ -34,7 +34,7 @@ from engine.networks.filter import Filter
 from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, unique_local_subnet
 from engine.networks.ipvlan import IpvlanDriver
 from engine.networks.macvlan import MacvlanDriver
-from engine.networks.network import BRIDGE, OVERLAY, Overlay
+from engine.networks.network import BRIDGE, Overlay
 from engine.networks.ports import relay_socket
 from engine.networks.sandboxes import BridgeFull, Interface
 from engine.system import netfilter

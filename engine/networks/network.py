@@ -18,6 +18,7 @@ import msgspec
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unimplemented
 from engine.network_rules import (
     PREDEFINED_NAMES,
+    SWARM,
     Address,
     Subnet,
     boolean,
@@ -53,10 +54,6 @@ _MODES = {
 """Modes of the drivers whose links are over a link of the host, the default first."""
 _IPVLAN_FLAGS = ("bridge", "private", "vepa")
 IPVLAN = "ipvlan"
-OVERLAY = "overlay"
-"""The driver of networks that span the nodes of a swarm."""
-SWARM = "swarm"
-"""The scope of networks that the engines of a swarm share."""
 CONFIGURATION = "null"
 """The driver that a configuration-only network shows."""
 

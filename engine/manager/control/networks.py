@@ -44,6 +44,7 @@ from engine.manager.records import (
     use_claim,
 )
 from engine.manager.store import Compare, Delete, Entry, Put, Stale, Store
+from engine.network_rules import OVERLAY
 from engine.pruning import Selection
 from engine.wire import networks as wire
 from engine.wire.networks import NetworkCreate
@@ -60,7 +61,7 @@ class _Listed(msgspec.Struct, frozen=True):
     id: str
     name: str
     labels: dict[str, str]
-    driver: str = networks.DRIVER
+    driver: str = OVERLAY
     scope: str = _SCOPE
     predefined: bool = False
 
@@ -109,7 +110,7 @@ def _fields(key: str, record: NetworkRecord) -> dict[str, Any]:
         "id": key,
         "created": times.rfc3339(record.created),
         "scope": _SCOPE,
-        "driver": networks.DRIVER,
+        "driver": OVERLAY,
         "enable_ipv4": True,
         "enable_ipv6": False,
         "ipam": wire.IPAM(options=record.ipam_options or None, config=config),

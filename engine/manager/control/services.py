@@ -19,7 +19,7 @@ from engine.manager import ports
 from engine.manager.control import filters, validate
 from engine.manager.control.context import Context, Precondition, alone, body, check_version, encode, encode_all, find
 from engine.manager.messages import Call
-from engine.manager.networks import INGRESS, NODE_LOCAL, find_network, refer
+from engine.manager.networks import INGRESS, find_network, refer
 from engine.manager.records import (
     CLAIMS,
     CONFIGS,
@@ -40,6 +40,7 @@ from engine.manager.records import (
 )
 from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Delete, Entry, Put, Store
+from engine.network_rules import PREDEFINED_NAMES
 from engine.wire import services as wire
 from engine.wire.services import ServiceSpec
 from engine.wire.swarm import Version
@@ -407,13 +408,13 @@ def _resolved(store: Store, spec: ServiceSpec, call: Call) -> ServiceSpec:
 
 def _target(store: Store, target: str, allowed: bool, local: Iterable[str]) -> str:
     """The id of a network of the swarm, or the name of one that each node has."""
-    if target in NODE_LOCAL and allowed:
+    if target in PREDEFINED_NAMES and allowed:
         return target
     refusal = Forbidden(
         f"the network {target} is not eligible for docker services: "
         "only networks scoped to the swarm can be used, such as those of the overlay driver"
     )
-    if target in NODE_LOCAL:
+    if target in PREDEFINED_NAMES:
         raise refusal
     try:
         entry = find_network(store, target)

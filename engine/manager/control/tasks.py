@@ -26,6 +26,7 @@ from engine.manager.records import (
 )
 from engine.manager.states import TASK_STATES, TaskState
 from engine.manager.store import Entry, Store
+from engine.network_rules import OVERLAY
 from engine.wire import tasks as wire
 from engine.wire.services import ServiceSpec
 from engine.wire.swarm import Driver, Version
@@ -211,13 +212,13 @@ def _attached_network(entry: Entry[NetworkRecord]) -> wire.AttachedNetwork:
         spec=wire.NetworkSpec(
             name=record.name,
             labels=record.labels,
-            driver_configuration=Driver(name=networks.DRIVER, options=record.options),
+            driver_configuration=Driver(name=OVERLAY, options=record.options),
             internal=record.internal,
             attachable=record.attachable,
             ingress=record.ingress,
             scope="swarm",
         ),
-        driver_state=Driver(name=networks.DRIVER, options=dict(networks.options(record))),
+        driver_state=Driver(name=OVERLAY, options=dict(networks.options(record))),
         ipam_options=ipam,
     )
 
