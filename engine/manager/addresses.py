@@ -313,6 +313,15 @@ class Addresses:
         found |= dict.fromkeys(each.target for each in targets if each.target not in NODE_LOCAL)
         return tuple(found)
 
+    def features_of(self, spec: ServiceSpec) -> frozenset[str]:
+        """What the kernel of a node needs for tasks of this spec."""
+        networks = self.networks_of(spec)
+        if not networks:
+            return frozenset()
+        records = [pool.record for network in networks if (pool := self._pools.get(network)) is not None]
+        encrypted = any(record is not None and record.encrypted for record in records)
+        return frozenset({"overlay", "esp"} if encrypted else {"overlay"})
+
     def free_at(self, network: str) -> float | None:
         """When the network has a free address (monotonic), 0 for now; None when that is not
         known.

@@ -51,6 +51,8 @@ class Filters(NamedTuple):
     """Pairs of operating system and architecture; "" stands for any."""
     plugins: frozenset[tuple[str, str]] = frozenset()
     """Pairs of type and name."""
+    features: frozenset[str] = frozenset()
+    """Of the kernel (`NodeData.features`)."""
 
 
 class Need(NamedTuple):
@@ -82,12 +84,12 @@ class Placed(NamedTuple):
     generic: tuple[GenericResource, ...] = ()
 
 
-def demand_of(spec: ServiceSpec) -> Demand:
-    """What tasks of this spec ask of a node."""
+def demand_of(spec: ServiceSpec, features: frozenset[str] = frozenset()) -> Demand:
+    """What tasks of this spec ask of a node. `features`: what their networks do."""
     template = spec.task_template
     placement = template.placement
     reservations = template.resources.reservations if template.resources is not None else None
-    filters = Filters(plugins=_plugins(spec))
+    filters = Filters(plugins=_plugins(spec), features=features)
     spread: tuple[str, ...] = ()
     max_replicas, unparsable = 0, False
     if placement is not None:
@@ -165,8 +167,8 @@ class Host:
     """One node: what it has, what tasks have taken of it, and how many it has."""
 
     __slots__ = (
-        "cpu", "cpu_used", "data", "discrete", "discrete_used", "id", "live", "memory", "memory_used", "named",
-        "named_used", "open", "plugins", "pools", "ports", "record",
+        "cpu", "cpu_used", "data", "discrete", "discrete_used", "features", "id", "live", "memory", "memory_used",
+        "named", "named_used", "open", "plugins", "pools", "ports", "record",
     )  # fmt: skip
 
     def __init__(self, node: str) -> None:
@@ -181,14 +183,25 @@ class Host:
         self.discrete: dict[str, int] = {}
         self.discrete_used: dict[str, int] = {}
         self.plugins: frozenset[tuple[str, str]] = frozenset()
+        self.features: frozenset[str] = frozenset()
         self.ports: dict[tuple[str, int], int] = {}
         self.pools: set[_Pool] = set()
 
     def describe(self, record: NodeRecord | None, data: NodeData | None) -> bool:
         """Take over what the records say. Returns True if tasks may fit now that did not before."""
-        before = (self.open, self.cpu, self.memory, self.named, self.discrete, self.plugins, self._labels())
+        before = (
+            self.open,
+            self.cpu,
+            self.memory,
+            self.named,
+            self.discrete,
+            self.plugins,
+            self.features,
+            self._labels(),
+        )
         self.record, self.data = record, data
         self.open = record is not None and open_for_tasks(record.availability, data)
+        self.features = frozenset(data.features) if data is not None and data.features else frozenset()
         description = data.description if data is not None else None
         if description is not None:
             resources = description.resources
@@ -204,7 +217,16 @@ class Host:
                     discrete[kind] = discrete.get(kind, 0) + resource.discrete_resource_spec.value
             self.named, self.discrete = named, discrete
             self.plugins = frozenset((plugin.type, plugin.name) for plugin in description.engine.plugins)
-        after = (self.open, self.cpu, self.memory, self.named, self.discrete, self.plugins, self._labels())
+        after = (
+            self.open,
+            self.cpu,
+            self.memory,
+            self.named,
+            self.discrete,
+            self.plugins,
+            self.features,
+            self._labels(),
+        )
         return self.open and before != after
 
     def _labels(self) -> object:
@@ -288,6 +310,7 @@ class Host:
             and constraints.matches(filters.constraints, self.id, self.record, self.data)
             and self.supports(filters.platforms)
             and self.has_plugins(filters.plugins)
+            and filters.features <= self.features
         )
 
 
@@ -617,6 +640,9 @@ class Placement:
             return "unsupported platform on"
         if not host.has_plugins(filters.plugins):
             return "missing plugin on"
+        if not filters.features <= host.features:
+            missing = min(filters.features - host.features, key="overlay esp".find)
+            return "no overlay networks on" if missing == "overlay" else "no encrypted overlay networks (ESP) on"
         if need.cpu > host.cpu - host.cpu_used:
             return "insufficient resources (CPU) on"
         if need.memory > host.memory - host.memory_used:

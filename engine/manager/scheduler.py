@@ -100,6 +100,7 @@ class Scheduler:
             if self.placement.node(event.key, record, data):
                 self._retry()
         elif kind is NETWORKS:
+            self._demands.clear()
             self._retry()
         elif kind is SPEC_VERSIONS:
             self._demands.pop(event.key, None)
@@ -146,14 +147,14 @@ class Scheduler:
             spec = rules.spec_of(self._store, task.service, task.version)
             if spec is None:
                 return None
-            demand = self._demands[key] = demand_of(spec)
+            demand = self._demands[key] = demand_of(spec, self._addresses.features_of(spec))
         return demand
 
     def _demand_of(self, service: str, version: int, spec: ServiceSpec) -> Demand:
         key = spec_key(service, version)
         demand = self._demands.get(key)
         if demand is None:
-            demand = demand_of(spec)
+            demand = demand_of(spec, self._addresses.features_of(spec))
             if self._store.get(SPEC_VERSIONS, key) is not None:
                 self._demands[key] = demand
         return demand

@@ -212,6 +212,7 @@ class Swarm:
         role: Role = Role.WORKER,
         availability: Availability = Availability.ACTIVE,
         state: NodeState = NodeState.READY,
+        features: tuple[str, ...] = ("overlay",),
         **description: Any,
     ) -> None:
         record = NodeRecord(
@@ -227,7 +228,12 @@ class Swarm:
             "Resources": {"NanoCPUs": int(cpus * 1e9), "MemoryBytes": memory},
             **description,
         }
-        data = NodeData(description=msgspec.convert(document, NodeDescription), state=state, since=self.clock.now())
+        data = NodeData(
+            description=msgspec.convert(document, NodeDescription),
+            state=state,
+            since=self.clock.now(),
+            features=features,
+        )
         await self.store.commit([Put(NODES, node, record), Put(NODE_DATA, node, data)])
 
     async def nodes(self, count: int, **fields: Any) -> list[str]:

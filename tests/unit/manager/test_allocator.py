@@ -265,3 +265,21 @@ async def test_a_new_leader_takes_every_address_of_live_tasks(etcd: FakeEtcd, st
     finally:
         await swarm.depose()
         await peer.close()
+
+
+async def test_tasks_go_to_nodes_whose_kernel_has_their_networks(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock, nodes=0) as swarm:
+        await swarm.node("old", features=())
+        await swarm.node("plain")
+        await swarm.node("esp", features=("overlay", "esp"))
+        net = await swarm.network()
+        secret = await swarm.network("secret", "10.0.2.0/24", encrypted=True)
+        web = await swarm.create("web", replicas=4, networks=[net])
+        vault = await swarm.create("vault", replicas=2, networks=[secret])
+        none = await swarm.create("none", replicas=1, networks=[secret], constraints=["node.id!=esp"])
+        await swarm.run(1)
+        assert swarm.spread(web) == {"plain": 2, "esp": 2}
+        assert swarm.spread(vault) == {"esp": 2}
+        (task,) = swarm.tasks(none).values()
+        assert "no encrypted overlay networks (ESP) on 1 node" in task.waits
+        assert "no overlay networks on 1 node" in task.waits
