@@ -242,7 +242,7 @@ class TempEngine:
         """
         self.remember()
         stopped = subprocess.run(
-            [*self._program, "stop", "--run", str(self.run), "--time", str(seconds)],
+            [*self.within, *self._program, "stop", "--run", str(self.run), "--time", str(seconds)],
             cwd=self._checkout,
             capture_output=True,
             text=True,

@@ -141,9 +141,18 @@ def check(cluster: Cluster, services: dict[str, int]) -> None:
         known = {task["ID"]: task for task in first.tasks(desired="")}
         error.add_note("\n".join(f"{id} on {node}: {known.get(id)}" for id, node in surplus()))
         raise
-    wanted = {task["ID"] for task in first.running()}
-    for task in first.tasks(desired=""):
-        assert task["ID"] in wanted or TASK_STATES[task["Status"]["State"]] > TaskState.RUNNING, task
+
+    def live() -> list[Any]:
+        """Tasks that should have ended and have not, as far as their nodes have reported."""
+        wanted = {task["ID"] for task in first.running()}
+        found = [task for task in first.tasks(desired="") if task["ID"] not in wanted]
+        return [task for task in found if TASK_STATES[task["Status"]["State"]] <= TaskState.RUNNING]
+
+    try:
+        until("the ends of the others are known", lambda: not live())
+    except AssertionError as error:
+        error.add_note(str(live()))
+        raise
     for node in cluster.nodes[:MANAGERS]:
         seen = {task["ID"]: task["Status"]["State"] for task in node.tasks(desired="")}
         assert seen == {task["ID"]: task["Status"]["State"] for task in first.tasks(desired="")}

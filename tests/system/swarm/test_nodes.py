@@ -19,7 +19,7 @@ from tests.clusters import VERSION, Cluster, Node
 from tests.harness import alive, until
 
 MANAGERS = 3
-PERIOD = 1.5
+PERIOD = 2.0
 """Seconds between beats. A node is down after three of them."""
 
 
