@@ -145,7 +145,7 @@ def test_info_shows_the_configuration() -> None:
         )
         assert registries["IndexConfigs"]["r.example:5000"]["Secure"] is False
         assert registries["Mirrors"] == ["https://mirror.example/"]
-        assert info["Plugins"]["Network"] == ["bridge", "host", "ipvlan", "macvlan", "null"]
+        assert info["Plugins"]["Network"] == ["bridge", "host", "ipvlan", "macvlan", "null", "overlay"]
         assert info["Plugins"]["Log"] == ["json-file", "none"]
 
 
