@@ -61,7 +61,8 @@ def isolated(body: Body, directory: Path) -> None:
     os.close(writing)
     with open(reading, "rb") as pipe:
         words = pipe.read().decode()
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0, f"the child has ended with the status {status}"
     if words:
         pytest.fail(words, pytrace=False)
 

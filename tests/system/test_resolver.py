@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import socket
 import subprocess
@@ -30,7 +31,13 @@ from engine.system.netlink.rtnl import RouteSocket
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
-ASKERS = ThreadPoolExecutor(8)
+
+@functools.cache
+def _askers(process: int) -> ThreadPoolExecutor:
+    """The threads that ask. Tests that fork use this module too, and a child has none of its
+    parent's threads.
+    """
+    return ThreadPoolExecutor(8)
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +139,7 @@ async def ask(
 
 
 async def raw(namespace: int, message: bytes, *, tcp: bool = False, wait: float = 20) -> bytes:
-    return await asyncio.get_running_loop().run_in_executor(ASKERS, _raw, namespace, message, tcp, wait)
+    return await asyncio.get_running_loop().run_in_executor(_askers(os.getpid()), _raw, namespace, message, tcp, wait)
 
 
 def _raw(namespace: int, message: bytes, tcp: bool, wait: float) -> bytes:
@@ -386,7 +393,7 @@ def test_streams(namespace: int) -> None:
 
     async def body() -> None:
         async with serving(namespace):
-            await asyncio.get_running_loop().run_in_executor(ASKERS, talk)
+            await asyncio.get_running_loop().run_in_executor(_askers(os.getpid()), talk)
             assert addresses(await ask(namespace, "web")) == ["10.0.0.3"]
 
     run(body)
@@ -401,7 +408,7 @@ def test_an_idle_connection_is_closed(namespace: int, monkeypatch: pytest.Monkey
 
     async def body() -> None:
         async with serving(namespace):
-            await asyncio.get_running_loop().run_in_executor(ASKERS, idle)
+            await asyncio.get_running_loop().run_in_executor(_askers(os.getpid()), idle)
 
     run(body)
 
