@@ -29,7 +29,7 @@ from engine.system.netlink.codec import (
     read_text,
     text,
 )
-from engine.system.netlink.transport import Listener, NetlinkSocket, as_loaded
+from engine.system.netlink.transport import DUMPS, Listener, NetlinkSocket, as_loaded
 
 NETLINK_NETFILTER = 12
 FAMILY = struct.Struct(">BBH")
@@ -102,19 +102,29 @@ class NftSocket(NetlinkSocket):
     def elements(self, table: str, name: str, family: int = INET) -> dict[bytes, Element]:
         """The elements of a table's set, by key.
 
-        Some may be missing while the kernel resizes the set because thousands were just added.
-        Raises NetlinkError ENOENT when there is no such table or set.
+        The kernel resizes a large set in the background after additions, and does not report that
+        to a reader. Elements that move behind the reader's place are missed, and as many others are
+        read twice; then the set is read again. An element can be missed only if packets add to the
+        set during such a resize.
+
+        Raises NetlinkError: ENOENT when there is no such table or set, EINTR after `DUMPS` reads.
         """
         body = FAMILY.pack(family, 0, 0) + text(_LIST_TABLE, table) + text(_LIST_SET, name)
-        found: dict[bytes, Element] = {}
-        for answer in self.dump(Request(_GETSETELEM, 0, body, f"set {name}")):
+        for _ in range(DUMPS):
+            read = [*self._elements(Request(_GETSETELEM, 0, body, f"set {name}"))]
+            found = {each.key: each for each in read}
+            if len(found) == len(read):
+                return found
+        raise NetlinkError(errno.EINTR, f"set {name}: the kernel resized it during each of {DUMPS} reads")
+
+    def _elements(self, request: Request) -> Iterator[Element]:
+        for answer in self.dump(request):
             listed = read_attributes(answer, FAMILY.size).get(_LIST_ELEMENTS, b"")
             for each in read_list(listed):
                 parts = read_attributes(each)
                 key = _value(parts.get(_ELEMENT_KEY, b""))
                 end = _value(parts.get(_ELEMENT_KEY_END, b""))
-                found[key] = Element(key, end, *_data(parts.get(_ELEMENT_DATA, b"")))
-        return found
+                yield Element(key, end, *_data(parts.get(_ELEMENT_DATA, b"")))
 
     def layout(self, table: str, family: int = INET) -> tuple[bytes, ...]:
         """Identifies one version of the rules of a table: its handle and flags, each rule's chain
