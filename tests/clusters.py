@@ -314,6 +314,10 @@ class Node(Host, TempEngine):
         assert len(found) == 1, f"manager processes: {found}"
         return found[0]
 
+    def has_manager(self) -> bool:
+        """True while the manager's process runs."""
+        return bool(self._running("engine.manager"))
+
     def etcd_pid(self) -> int:
         found = self._running("etcd")
         assert len(found) == 1, f"etcd processes: {found}"
@@ -419,7 +423,9 @@ class Cluster:
         return next(node for node in self.nodes if node.node_id == task["NodeID"])
 
     def leader(self, of: Iterable[Node] | None = None) -> Node:
-        """The node that leads, as the first that answers says."""
+        """The node that leads, as the first that answers says. A leader whose manager has just been
+        killed is not taken for one.
+        """
 
         def found() -> Node | None:
             for node in list(of or self.nodes):
@@ -428,7 +434,8 @@ class Cluster:
                 with contextlib.suppress(AssertionError, OSError):
                     for entry in node.nodes().values():
                         if entry.get("ManagerStatus", {}).get("Leader"):
-                            return next(each for each in self.nodes if each.node_id == entry["ID"])
+                            leader = next(each for each in self.nodes if each.node_id == entry["ID"])
+                            return leader if leader.has_manager() else None
             return None
 
         return until("a leader is known", found)
