@@ -5,6 +5,10 @@ with the network's existence compared; the leader then gives it an address, or s
 none. The record goes with `Detach`, with the next `Hello` that does not name it, and with its node
 (`liveness.py`).
 
+An agent that asks for an attachment that its container has already gets another one with the same
+address. So a `Detach` of the first one that arrives late, after its agent has given up waiting for
+an answer, does not remove what the container uses.
+
 Owns:    `ATTACHMENTS` of nodes whose session is here.
 Threads: the event loop's.
 Raises:  NotFound, Forbidden, ServerError with the leader's reason, Unavailable without an address
@@ -19,10 +23,13 @@ import contextlib
 import logging
 from collections.abc import Collection
 
+from msgspec.structs import replace
+
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unavailable
 from engine.manager import records
 from engine.manager.clock import Clock
 from engine.manager.messages import Attach
+from engine.manager.networks import find_network
 from engine.manager.records import AttachmentRecord, Claim, NetworkRecord, new_id, use_claim
 from engine.manager.store import Change, Compare, Delete, Entry, Event, Put, Stale, Store
 
@@ -51,12 +58,14 @@ class Attachments:
             waiting.set()
 
     async def add(self, node: str, session: str, attach: Attach) -> tuple[str, str, str]:
-        """Make the attachment of a container, or find the one that it has. Returns its id, the
-        network's and the address.
+        """Make the attachment of a container. It replaces the one that the container has on the
+        network, and keeps its address unless another one is wanted. Returns its id, the network's
+        and the address.
         """
         _check(attach)
         await self._store.current()
-        network, record = self._network(attach.network)
+        entry = find_network(self._store, attach.network)
+        network, record = entry.key, entry.record
         if not record.attachable:
             raise Forbidden(f"network {record.name} not manually attachable")
         made = AttachmentRecord(
@@ -78,17 +87,8 @@ class Attachments:
             raise  # after a lost connection the next `Hello` removes the record
         return key, network, address
 
-    def _network(self, name: str) -> tuple[str, NetworkRecord]:
-        """A network by its id or name. Raises NotFound."""
-        claim = self._store.record(records.CLAIMS, records.name_claim("network", name))
-        for key in (name, "" if claim is None else claim.holder):
-            record = self._store.record(records.NETWORKS, key)
-            if record is not None:
-                return key, record
-        raise NotFound(f"network {name} not found")
-
     async def _write(self, made: AttachmentRecord, session: str) -> str:
-        """Write the record, unless there is the same one. Returns its key."""
+        """Write the record in place of the container's earlier one. Returns its key."""
         for _ in range(ATTEMPTS):
             node = self._store.get(records.NODE_DATA, made.node)
             if node is None or node.record.session != session:
@@ -97,20 +97,21 @@ class Attachments:
             if network is None:
                 raise NotFound(f"network {made.network} not found")
             changes: list[Change] = []
-            for key, entry in self._of(made.node):
-                old = entry.record
-                if (old.container, old.network) != (made.container, made.network):
-                    continue
-                if not old.error and _same(old, made):
-                    return key
-                changes.append(Delete(records.ATTACHMENTS, key))
-            key = new_id()
-            changes.append(Put(records.ATTACHMENTS, key, made))
-            changes.append(Put(records.CLAIMS, use_claim(made.network), Claim(made.node)))
             compares = [
                 Compare(records.NODE_DATA, made.node, node.revision),
                 Compare(records.NETWORKS, made.network, network.created, by_creation=True),
             ]
+            address = ""
+            for key, entry in self._of(made.node):
+                old = entry.record
+                if (old.container, old.network) == (made.container, made.network):
+                    changes.append(Delete(records.ATTACHMENTS, key))
+                    compares.append(Compare(records.ATTACHMENTS, key, entry.revision))
+                    if made.wanted in {"", old.address}:
+                        address = old.address
+            key = new_id()
+            changes.append(Put(records.ATTACHMENTS, key, replace(made, address=address)))
+            changes.append(Put(records.CLAIMS, use_claim(made.network), Claim(made.node)))
             try:
                 await self._store.commit(changes, compares)
             except Stale:
@@ -166,21 +167,21 @@ class Attachments:
             return
         raise Unavailable(f"the attachment {key} changed at each attempt")
 
-    async def keep(self, node: str, attachments: Collection[str]) -> None:
-        """Remove those of this node that its containers do not use any more."""
-        for key, _ in self._of(node):
+    async def keep(self, node: str, attachments: Collection[str]) -> tuple[str, ...]:
+        """Remove those of this node that its containers do not use any more. Returns those that
+        they use and that are not there: the node was away for long, or a backup was restored.
+        """
+        present = dict(self._of(node))
+        for key in present:
             if key not in attachments:
                 _log.info("attachment %s of node %s is not used any more", key, node)
                 await self.remove(node, key)
+        return tuple(each for each in attachments if each not in present)
 
     def _of(self, node: str) -> list[tuple[str, Entry[AttachmentRecord]]]:
         return [
             (key, entry) for key, entry in self._store.all(records.ATTACHMENTS).items() if entry.record.node == node
         ]
-
-
-def _same(old: AttachmentRecord, made: AttachmentRecord) -> bool:
-    return (old.name, old.aliases) == (made.name, made.aliases) and made.wanted in {"", old.wanted, old.address}
 
 
 def _check(attach: Attach) -> None:

@@ -297,7 +297,7 @@ class Dispatcher:
         try:
             data = await self._claim(connection, hello, identity)
             # before the agent can ask for more
-            await self._attachments.keep(node, hello.attachments)
+            lost = await self._attachments.keep(node, hello.attachments)
         finally:  # the end of the connection cancels this
             if self._registering.get(node) is connection:
                 del self._registering[node]
@@ -317,7 +317,10 @@ class Dispatcher:
         self._sessions[node] = self._connections[connection] = session
         connection.on_beat = lambda: self._beat(session)
         session.terms = self._terms(session)
-        await connection.send(msgspec.structs.replace(session.terms, seq=hello.seq, root=self._authority.trusted()))
+        answer = msgspec.structs.replace(
+            session.terms, seq=hello.seq, root=self._authority.trusted(), attachments_lost=lost
+        )
+        await connection.send(answer)
         await self._prepare_views(session.feed, self._store.tasks_on(node))
         session.assigned = AssignmentSet(self._store, self._authority.unseal, node)
         session.dirty.clear()

@@ -272,6 +272,8 @@ class Session(_Request, frozen=True, tag="session"):
     availability: str = "active"
     data_path_port: int = 4789
     """UDP port of VXLAN in this swarm."""
+    attachments_lost: tuple[str, ...] = ()
+    """In the answer to `Hello`: those of its attachments that the managers do not have."""
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -431,10 +433,12 @@ class Views(_Message, frozen=True, tag="views"):
 
 
 class Attach(_Request, frozen=True, tag="attach"):
-    """A plain container of this node joins an attachable network. Answered by `Attached`."""
+    """A plain container of this node joins an attachable network. Answered by `Attached`. It
+    replaces an earlier attachment of the container, and keeps its address unless it names another.
+    """
 
     network: str
-    """Id or name."""
+    """Id, name, or the beginning of an id."""
     container: str
     name: str
     aliases: tuple[str, ...] = ()

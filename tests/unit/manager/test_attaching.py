@@ -168,8 +168,12 @@ async def test_a_container_is_attached_and_detached(store: Store, clock: FakeClo
         assert seen == [{"a"}]
         record = attachments(store)[answer.attachment]
         assert (record.node, record.container, record.name, record.aliases) == ("n1", "c1", "box", ("x",))
-        again = await w.during(agent.connection.ask(msgspec.structs.replace(ATTACH, network="blue")))
-        assert again.attachment == answer.attachment
+        again = await w.during(agent.connection.ask(msgspec.structs.replace(ATTACH, network="blue", name="bag")))
+        assert (again.network, again.address) == ("a", "10.0.1.9")
+        assert {key: each.name for key, each in attachments(store).items()} == {again.attachment: "bag"}
+        # a late removal of the first one
+        assert isinstance(await w.during(agent.connection.ask(Detach(attachment=answer.attachment))), Done)
+        assert attachments(store).keys() == {again.attachment}
         moved = await w.during(agent.connection.ask(msgspec.structs.replace(ATTACH, address="10.0.1.77")))
         assert (moved.address, len(attachments(store))) == ("10.0.1.77", 1)
         foreign = await w.during(other.connection.ask(Detach(attachment=moved.attachment)))
@@ -191,6 +195,18 @@ async def test_other_nodes_know_of_an_attachment_before_its_container_starts(sto
             answer = await w.during(asking.connection.ask(ATTACH))
             assert (clock.monotonic() - began >= dispatcher.SPREAD) is known
         assert answer.attachment in agent.networks["a"].endpoints
+
+
+async def test_networks_are_found_as_clients_name_them(store: Store, clock: FakeClock) -> None:
+    async with world(store, clock) as w:
+        other = network("green", attachable=True)
+        await store.commit([Put(records.NETWORKS, "abcdef", other), Put(records.NETWORKS, "abxyz", other)])
+        addressed(store)
+        agent = await w.agent()
+        answer = await w.during(agent.connection.ask(msgspec.structs.replace(ATTACH, network="abc")))
+        assert answer.network == "abcdef"
+        with pytest.raises(ServerError, match="network ab is ambiguous"):
+            await w.during(agent.connection.ask(msgspec.structs.replace(ATTACH, network="ab")))
 
 
 async def test_refused_attachments_leave_nothing(store: Store, clock: FakeClock) -> None:
@@ -237,6 +253,7 @@ async def test_the_next_session_keeps_what_the_node_uses(store: Store, clock: Fa
         foreign = (await w.during(other.connection.ask(ATTACH))).attachment
         await w.cut(agent)
         agent = await w.agent(attachments=(kept, foreign, "x"))
+        assert agent.session.attachments_lost == (foreign, "x")
         assert attachments(store).keys() == {kept, foreign}
         assert agent.networks["a"].endpoints.keys() == {kept, foreign}
         assert lost not in attachments(store)
