@@ -11,6 +11,9 @@ The rules of the byte path:
   a client in one send(2) without a copy or an allocation. Output that a client does not accept is
   buffered for it (`Kept`), up to `BACKLOG`. Beyond that the stream is not read, which stalls its
   writer as a full pipe does. Other processes are not affected.
+- Output does not follow the head of an answer before the client has read the head. docker-py reads
+  the head through a buffer and the output past it, so it would lose output that came together with
+  the head.
 - When a single client on a Unix socket is the only receiver and the pipe contains much data, its
   pages are moved from the pipe to the socket with splice(2), whole frames at a time. If not all
   pages of a frame fit, the rest is read and sent, so that no other code sees half a frame.
@@ -60,6 +63,8 @@ cdef enum:
     PIPE = 1 << 20
     SEND_BUFFER = 1 << 20       # SO_SNDBUF of a client: a whole frame fits
     LINGER = 5                  # seconds that a TCP client may take to close after we shut down
+    PEEKS = 600                 # looks whether a client has read the head of its answer: 12 s
+    PEEK = 20                   # milliseconds between two of them, at most
 
 cdef int64_t SECOND = 1000000000
 
@@ -557,6 +562,9 @@ cdef class Client(Source):
     cdef bint stdin
     cdef bint raw
     cdef bint held
+    cdef bint unread            # the head is still in the socket: output is kept
+    cdef bint peeking           # a timer looks whether it still is
+    cdef int peeks              # how often that was looked
     cdef bint eof               # it has shut down its sending side
     cdef bint lost              # it accepts no more output
     cdef bint ending            # no more output follows: close after the backlog is sent
@@ -587,7 +595,7 @@ cdef class Client(Source):
     cdef int deliver(self, const char *data, size_t size) except -1:
         cdef ssize_t sent = 0
         if self.kept.used == 0:
-            if not self.held:
+            if not self.held and not self.awaits_reading():
                 sent = self.give(data, size)
                 if sent < 0:
                     self.lose()
@@ -596,17 +604,43 @@ cdef class Client(Source):
                     return 0
             self.progress = self.loop.now
         self.loop.keep(&self.kept, data + sent, size - sent)
-        if not self.held:
+        if self.unread:
+            self.peek_later()
+        elif not self.held:
             self.loop.blocked.add(self)
             self.go_on()
         return 0
+
+    cdef bint awaits_reading(self) noexcept:
+        """True until the peer has read the head of the answer."""
+        cdef int waiting = 0
+        if self.unread and (self.peeks == PEEKS or ioctl(self.fd, SIOCOUTQ, &waiting) < 0 or waiting == 0):
+            self.unread = False
+        return self.unread
+
+    cdef int peek_later(self) except -1:
+        if not self.peeking:
+            self.peeking = True
+            self.peeks += 1
+            self.loop.call_later(min(self.peeks, PEEK) / 1000., self.peek)
+        return 0
+
+    def peek(self) -> None:
+        self.peeking = False
+        if self.closed or self.lingering:
+            return
+        if self.awaits_reading():
+            self.peek_later()
+        else:
+            self.progress = monotonic()
+            self.go_on()
 
     cdef int go_on(self) except -1:
         """Wait for the events that this client can handle now."""
         cdef uint32_t events = 0
         if self.closed or self.lingering:
             return 0
-        if (self.kept.used or self.behind) and not self.held:
+        if (self.kept.used or self.behind) and not self.held and not self.unread:
             self.loop.blocked.add(self)
             events |= EPOLLOUT
         if self.ending:
@@ -624,7 +658,7 @@ cdef class Client(Source):
             return 0
         if events & (EPOLLERR | EPOLLHUP) and not self.lost:
             self.lose()
-        if events & EPOLLOUT and not self.closed and not self.held:
+        if events & EPOLLOUT and not self.closed and not self.held and not self.unread:
             if self.behind:
                 self.caught_up()
             if self.kept.used:
@@ -961,6 +995,8 @@ cdef class Stdio:
                     client.lose()
                 elif sent < PyBytes_GET_SIZE(head):
                     self.loop.keep(&client.kept, PyBytes_AS_STRING(head) + sent, PyBytes_GET_SIZE(head) - sent)
+                else:
+                    client.unread = client.plain and not hold
             if hold and self.log is not None:
                 # The bytes of an unfinished line that were read before this client attached are not
                 # in the log yet.
@@ -1162,6 +1198,8 @@ cdef class Stdio:
             return None
         client = <Client>self.clients[0]
         if not client.plain or client.held or client.kept.used or not client.streams & (1 << stream):
+            return None
+        if client.awaits_reading():
             return None
         return client
 

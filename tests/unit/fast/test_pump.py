@@ -157,6 +157,45 @@ def test_head_comes_first_then_frames(bench: Bench) -> None:
     assert bench.told == [("drained",)]
 
 
+@pytest.mark.parametrize("size", [10, 300_000])
+def test_no_output_before_the_head_was_read(bench: Bench, size: int) -> None:
+    """docker-py reads the head with a buffer, and the rest without it. `size` bytes are more than
+    the pipe holds, or less.
+    """
+    head, output = b"HTTP/1.1 101 UPGRADED\r\n\r\n", bytes(size)
+    client, _ = bench.attach(head=head, raw=True)
+    bench.start()
+    bench.serve()
+
+    def write() -> None:
+        done = 0
+        while done < size:
+            done += os.write(bench.ends["o"], output[done:])
+        bench.end()
+        bench.do(lambda: bench.stdio.finish(9))
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    time.sleep(0.05)  # the output comes before the client reads
+    assert client.recv(1 << 20) == head
+    assert take(client) == output
+    writing.join()
+
+
+def test_output_of_a_process_that_ends_before_the_head_was_read(bench: Bench) -> None:
+    head = b"HTTP/1.1 101 UPGRADED\r\n\r\n"
+    client, _ = bench.attach(head=head, raw=True)
+    bench.start()
+    bench.serve()
+    os.write(bench.ends["o"], b"out")
+    bench.end()
+    bench.do(lambda: bench.stdio.finish(9))
+    time.sleep(0.02)
+    assert client.recv(1000) == head
+    assert client.recv(1000) == b"out"
+    assert client.recv(1000) == b""
+
+
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_output_that_a_client_takes_late_is_complete(bench: Bench, kind: str) -> None:
     """The writer stalls meanwhile. Everything arrives, although the process has ended and the
