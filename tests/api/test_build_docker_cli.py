@@ -1,5 +1,5 @@
 """`docker build` of the docker CLI without buildx: the classic builder, by two CLIs, the one of the
-other tests and Debian's 20.10.
+other tests and Debian 12's 20.10.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import pytest
 
 from tests.building import context, exists, image
 from tests.client import PATIENCE
+from tests.clients import programs
 from tests.harness import Result, TempEngine, until
 
-DEBIAN = "/usr/bin/docker"
-"""Debian's docker.io, which is 20.10 in Debian 12."""
-
-PROGRAMS = ["docker", DEBIAN]
+PROGRAMS = ("docker", programs.BOOKWORM.path)
 
 
 def docker(
@@ -64,7 +62,7 @@ def here(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_build_and_run(program: str, here: Path, builder: TempEngine) -> None:
     result = docker(builder, program, "build", "-t", "project:1", "--build-arg", "who=me", str(here))
     assert "hello me\n" in result.out
@@ -76,21 +74,21 @@ def test_build_and_run(program: str, here: Path, builder: TempEngine) -> None:
     assert builder.docker("run", "--rm", "--network", "none", "project:1", "/project/run.sh").out == "run\n"
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_quiet_prints_the_id(program: str, here: Path, builder: TempEngine) -> None:
     result = docker(builder, program, "build", "-q", str(here))
     assert image(builder, result.line)["Id"] == result.line
 
 
 @pytest.mark.own  # dockerd streams ids from API 1.30 on
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_iidfile(program: str, here: Path, tmp_path: Path, builder: TempEngine) -> None:
     path = tmp_path / "id"
     docker(builder, program, "build", "--iidfile", str(path), "-t", "identified", str(here))
     assert path.read_text() == image(builder, "identified")["Id"]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_the_exit_status_is_the_step_s(program: str, builder: TempEngine) -> None:
     result = docker(builder, program, "build", "-", input=b"FROM busybox\nRUN echo said; exit 9\n", status=9)
     assert "said\n" in result.out
@@ -99,20 +97,20 @@ def test_the_exit_status_is_the_step_s(program: str, builder: TempEngine) -> Non
     assert "said\n" in quiet.err
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_a_bad_dockerfile(program: str, builder: TempEngine) -> None:
     result = docker(builder, program, "build", "-", input=b"FROM busybox\nNONSENSE x\n", status=1)
     assert "nknown instruction: NONSENSE" in result.err
     assert "Step" not in result.out
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_a_context_from_standard_input(program: str, builder: TempEngine) -> None:
     body = context("FROM busybox\nCOPY a /a\nRUN cat /a\n", {"a": b"from the archive\n"})
     assert "from the archive\n" in docker(builder, program, "build", "--no-cache", "-", input=body).out
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_a_dockerfile_elsewhere(
     program: str, here: Path, tmp_path_factory: pytest.TempPathFactory, builder: TempEngine
 ) -> None:
@@ -128,7 +126,7 @@ def test_a_dockerfile_elsewhere(
     assert image(builder, "other")["Config"]["Labels"] == {"is": "input"}
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_options(program: str, here: Path, builder: TempEngine) -> None:
     """All that the CLI lets pass at API 1.24."""
     options = [
@@ -148,7 +146,7 @@ def test_options(program: str, here: Path, builder: TempEngine) -> None:
     assert len(builder.containers()) >= 1, "--rm=false"
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_force_rm(program: str, builder: TempEngine) -> None:
     text = b"FROM busybox\nRUN exit 1\n"
     docker(builder, program, "build", "--force-rm", "-", input=text, status=1)
@@ -158,7 +156,7 @@ def test_force_rm(program: str, builder: TempEngine) -> None:
 
 
 @pytest.mark.own
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_an_unused_argument(program: str, builder: TempEngine) -> None:
     text = b"FROM busybox\nRUN true\n"
     result = docker(builder, program, "build", "-t", "un", "--build-arg", "no=1", "-", input=text, status=1)
@@ -166,7 +164,7 @@ def test_an_unused_argument(program: str, builder: TempEngine) -> None:
     assert not exists(builder, "un")
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_interrupt(program: str, builder: TempEngine, tmp_path: Path) -> None:
     """Ctrl-C ends the step within the build, and nothing is left."""
     (tmp_path / "Dockerfile").write_text("FROM busybox\nRUN sleep 600\n")
@@ -183,7 +181,7 @@ def test_interrupt(program: str, builder: TempEngine, tmp_path: Path) -> None:
     until("the container is gone", lambda: builder.containers() == [])
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_history_and_images(program: str, builder: TempEngine) -> None:
     """Every step is an image with its parent and a line of history."""
     text = b"FROM busybox\nENV a=b\nRUN echo x > /x\nCMD echo hi\n"
@@ -203,7 +201,7 @@ def test_history_and_images(program: str, builder: TempEngine) -> None:
     assert {line[0] for line in lines[:3]} <= set(found)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=("host", "bookworm"))
 def test_a_large_context(program: str, builder: TempEngine, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("FROM busybox\nCOPY . /c\nRUN ls /c/d | wc -l; wc -c < /c/big\n")
     (tmp_path / "big").write_bytes(bytes(20_000_000))
