@@ -155,8 +155,10 @@ class Connection:
     @property
     def silence(self) -> float:
         """Seconds since the kernel has heard of the peer's host, be it an acknowledgement alone; 0
-        on a Unix socket. See `watch_closely`.
+        on a Unix socket, and when the connection has ended. See `watch_closely`.
         """
+        if self.closed.is_set():
+            return 0.0
         sock = self.writer.get_extra_info("socket")
         if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
             return 0.0
