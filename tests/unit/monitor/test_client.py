@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
+import gc
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -65,6 +66,7 @@ def drive(
             peer.die()
             await asyncio.sleep(0)
 
+    gc.collect()  # descriptors of earlier tests are not closed meanwhile
     before = os.listdir("/proc/self/fd")
     asyncio.run(asyncio.wait_for(play(), 30))
     assert len(os.listdir("/proc/self/fd")) == len(before)
