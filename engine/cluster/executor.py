@@ -374,6 +374,9 @@ class Executor:
             image = record.spec.task_template.container_spec
             assert image is not None
             await self._unless_superseded(task, self._pulls.bring(image.image, record.auth))
+            # no other task waits for one that cannot be made
+            for network in task.assigned.addresses:
+                await self._unless_superseded(task, self._networks.need(network))
             async with self._slots:
                 if not task.wanted:
                     return True
@@ -395,8 +398,6 @@ class Executor:
 
     async def _create(self, task: _Task, record: SpecRecord) -> Container:
         spec = record.spec
-        for network in task.assigned.addresses:
-            await self._unless_superseded(task, self._networks.need(network))
         for each in wanted_networks(spec):
             self._parts.networks.get(each.target)
         body = create_body(

@@ -104,6 +104,8 @@ class _Network:
         """Why it cannot be made or kept as it should be; "" when it is."""
         self.failed = asyncio.Event()
         """Set while there is `trouble`."""
+        self.urged = asyncio.Event()
+        """Set when the driver shall try again at once."""
         self.driver: asyncio.Task[None] | None = None
         self.again = False
         """The driver has something to do; `woken` is set then, and `applied` when it has not."""
@@ -440,6 +442,7 @@ class NodeNetworks:
         network.asked = True
         if network.found is None:
             network.failed.clear()
+            network.urged.set()
             self._wake(network)
             outcomes = [asyncio.ensure_future(each.wait()) for each in (network.made, network.failed)]
             try:
@@ -471,6 +474,22 @@ class NodeNetworks:
             return text
         return next((each.id for each in self._all.values() if each.definition.name == text and not each.gone), "")
 
+    def trouble(self, network_id: str) -> str:
+        """Why a network cannot be used yet."""
+        known = self._all.get(network_id)
+        if known is None or known.gone:
+            return "the managers have not sent its view"
+        return known.trouble or "it is still being made"
+
+    def occupants(self) -> list[tuple[str, str]]:
+        """The ids of containers of this node, each with that of a network that it is on."""
+        return [
+            (container, network.id)
+            for network in self._all.values()
+            if network.found is not None
+            for container in network.found.sandboxes
+        ]
+
     def records(self) -> list[NetworkRecord]:
         """All that this node knows."""
         return [each.record() for each in self._all.values() if not each.gone]
@@ -494,6 +513,7 @@ class NodeNetworks:
             while network.again:
                 network.again = False
                 network.woken.clear()
+                network.urged.clear()
                 try:
                     await self._step(network)
                 except Exception as error:
@@ -503,7 +523,9 @@ class NodeNetworks:
                         _log.error("network %s: %s; trying again", network.definition.name, words, exc_info=bug)
                     network.trouble = words or type(error).__name__
                     network.failed.set()
-                    await asyncio.sleep(pause)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(pause):
+                            await network.urged.wait()
                     pause = min(most, 2 * pause)
                     network.again = True
                 else:
@@ -517,7 +539,7 @@ class NodeNetworks:
 
     async def _step(self, network: _Network) -> None:
         if self._wanted(network):
-            if network.found is None:
+            if network.found is None or self._moved(network):
                 await self._make(network)
             await self._apply(network)
         elif network.found is not None:
@@ -562,6 +584,11 @@ class NodeNetworks:
         known = (network, *(each for each in self._all.values() if each.definition.ingress))
         found = (each.nodes.get(self.node) for each in known)
         return next((each for each in found if each is not None), _address(self.address))
+
+    def _moved(self, network: _Network) -> bool:
+        """This node has another data address than when the network was made."""
+        made = network.found.overlay if network.found is not None else None
+        return made is not None and self._local(network) not in (None, made.local)
 
     async def _make(self, network: _Network) -> None:
         local = self._local(network)

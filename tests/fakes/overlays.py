@@ -52,6 +52,7 @@ class FakeOverlays:
         if record.id not in self.adopted:
             self.peers[record.id], self.services[record.id], self.names[record.id] = {}, {}, {}
             self.found[record.id] = SimpleNamespace(record=record, sandboxes={})
+        self.found[record.id].overlay = meant
         self.adopted[record.id] = record, meant
         return self.found[record.id]
 

@@ -167,6 +167,22 @@ async def test_a_node_that_is_lost_keeps_its_address_and_moves_with_a_new_one() 
     await here.networks.close()
 
 
+async def test_a_node_whose_own_address_changes() -> None:
+    """Other nodes send their packets to the new one."""
+    here = Site()
+    await here.take(whole(task(3)))
+    assert here.overlays.adopted["net"][1].local == ip("192.168.7.1")
+    here.overlays.trouble = ServerError("no link of this host has the address yet")
+    await here.networks.take(change(nodes={"me": "192.168.7.8"}))
+    await asyncio.sleep(0.01)
+    here.overlays.trouble = None
+    await here.until(lambda: here.overlays.adopted["net"][1].local == ip("192.168.7.8"))
+    here.overlays.calls.clear()
+    await here.take(change(endpoints=(task(4),)))
+    assert "adopt" not in here.overlays.calls
+    await here.networks.close()
+
+
 async def test_a_network_goes_with_its_last_container() -> None:
     here = Site()
     await here.take(whole(task(3, "me")))
@@ -231,6 +247,21 @@ async def test_what_the_kernel_refuses_is_tried_again() -> None:
     await here.networks.take(change(endpoints=(task(5),)))
     here.overlays.trouble = None
     await here.until(lambda: len(here.overlays.peers["net"]) == 3)
+    await here.networks.close()
+
+
+async def test_what_is_needed_is_tried_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGAIN", (1000.0, 1000.0))
+    here = Site()
+    here.overlays.trouble = OSError(16, "Device or resource busy")
+    await here.take(whole(task(3)))
+    assert here.networks.trouble("net") == "[Errno 16] Device or resource busy"
+    assert here.networks.trouble("x") == "the managers have not sent its view"
+    here.overlays.trouble = None
+    async with asyncio.timeout(10):
+        assert (await here.networks.need("net")).record.name == "net"
+    here.overlays.found["net"].sandboxes["c1"] = object()
+    assert here.networks.occupants() == [("c1", "net")]
     await here.networks.close()
 
 
