@@ -39,6 +39,9 @@ OVERLAY, SWARM = "overlay", "swarm"
 FILTERS = frozenset(("dangling", "driver", "id", "label", "name", "scope", "type"))
 """Filters of the list in API 1.24, and `dangling` and `scope`, which Docker added later."""
 
+SWARM_ID = 25
+"""Characters of the id of an object of a swarm; ids of an engine's own networks have 64."""
+
 _EVERYWHERE = (0, (1 << 32) - 1)
 _LONGEST_NAME = 255
 """Bytes, the same limit as for a file's name."""
@@ -60,6 +63,11 @@ class Listed(Protocol):
     def labels(self) -> Mapping[str, str]: ...
     @property
     def predefined(self) -> bool: ...
+
+
+def is_swarm_id(network_id: str) -> bool:
+    """True for the id of a network of a swarm, which may not be on this node."""
+    return len(network_id) == SWARM_ID
 
 
 def checked_name(name: str) -> str:

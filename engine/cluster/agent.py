@@ -163,6 +163,7 @@ class Agent:
         """
         self._networks.open(self._identity.node, self._identity.data_path)
         self._attaching.task_of = self._executor.task_of
+        self._attaching.open()
         self._executor.open()
         self._running = spawn(self._run(), "swarm: the agent")
         self._reporting = spawn(self._report(), "swarm: reports of tasks")
@@ -269,7 +270,7 @@ class Agent:
             self.reason = ""
             self._accepted.set()
             self._begun.set()
-            self._attaching.begin(connection)
+            self._attaching.begin(connection, session.attachments_lost)
             self._dirty.set()
             _log.info("session with the manager %s", connection.peer or "of this node")
             await self._beat(connection)

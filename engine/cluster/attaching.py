@@ -7,6 +7,11 @@ starts knows what its containers use; each session tells the managers which atta
 are, and the managers remove the others. A container that is restarted keeps its attachment, also
 while no manager can be reached.
 
+An attachment that managers were asked to remove is never used again, as they may remove it later
+even if their answer did not come. One that the managers have lost, as this node was away for long
+or a backup was restored, is asked for again with its address. If that is refused, its container
+leaves the network, because another one may have the address.
+
 Owns:    the attachments; the records of the kind `swarm-attachment`.
 Threads: the event loop's.
 Raises:  the managers' kinds: NotFound (network), Forbidden (not attachable); ServerError when no
@@ -19,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
@@ -27,7 +32,7 @@ import msgspec
 
 from engine.cluster.parts import Parts
 from engine.containers import settings as of_containers
-from engine.errors import EngineError, Forbidden, NotAttachable, NotFound, ServerError
+from engine.errors import EngineError, Forbidden, InvalidParameter, NotAttachable, NotFound, ServerError
 from engine.manager.frames import Connection
 from engine.manager.messages import Assigned, Attach, Attached, Detach
 from engine.networks.attachments import Lent
@@ -37,6 +42,7 @@ from engine.wire.containers import EndpointSettings
 
 if TYPE_CHECKING:
     from engine.cluster.views import NodeNetworks
+    from engine.containers.container import Container
 
 ATTACH_LIMIT = 20.0
 """Seconds until a container whose address does not come is refused."""
@@ -63,7 +69,9 @@ class AttachmentRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     container: str
     network: str
     address: str
-    wanted: str = ""
+    name: str = ""
+    aliases: tuple[str, ...] = ()
+    """What other nodes call the container."""
 
 
 class Attaching:
@@ -82,6 +90,13 @@ class Attaching:
         self._returned: set[str] = set()
         """Attachments that are given back as soon as a manager answers."""
         self._returning: asyncio.Task[None] | None = None
+        self._outdated: dict[str, bool] = {}
+        """Attachments that are asked for again: True if the managers have lost them, False if they
+        know the container under another name.
+        """
+        self._renewing: asyncio.Task[None] | None = None
+        self._lends = False
+        """This node is part of a swarm, and does not leave it."""
         self._connection: Connection | None = None
         self._online = asyncio.Event()
         self.task_of: TaskOf = lambda container: None
@@ -93,21 +108,30 @@ class Attaching:
         """At the daemon's start. Raises ServerError when a record cannot be decoded."""
         self._all = self._rows.load()
         self._of = {(row.container, row.network): each for each, row in self._all.items()}
+        self._lends = True
+
+    def open(self) -> None:
+        """An agent begins."""
+        self._lends = True
 
     def settle(self) -> None:
         """The containers are restored: give back what none of them uses."""
         for attachment, row in self._all.items():
             container = self._parts.containers.find(row.container)
-            if container is None:
+            if container is None or (container.running and not _is_on(container, row.network)):
                 self._returned.add(attachment)
             elif not container.running:
                 self._end_later(attachment, BOOT_LINGER)
 
-    def begin(self, connection: Connection) -> None:
-        """A session has begun, with `in_use`: the managers have removed all others."""
+    def begin(self, connection: Connection, lost: Iterable[str]) -> None:
+        """A session has begun, with `in_use`: the managers have removed all others, and do not have
+        those that are `lost`.
+        """
         self._connection = connection
         self._online.set()
         self._give_back()
+        self._outdated |= {each: True for each in lost if each in self._all}
+        self._renew()
 
     def lost(self) -> None:
         """The session has ended."""
@@ -115,8 +139,10 @@ class Attaching:
         self._online.clear()
 
     def in_use(self) -> tuple[str, ...]:
-        """For `Hello.attachments`."""
-        return tuple(each for each in self._all if each not in self._returned)
+        """For `Hello.attachments`. One that is to be given back is among them until managers were
+        asked for that: its container may start before.
+        """
+        return tuple(each for each, row in self._all.items() if self._of.get((row.container, row.network)) == each)
 
     def _holds(self, network: str) -> bool:
         return any(row.network == network and each not in self._returned for each, row in self._all.items())
@@ -125,20 +151,20 @@ class Attaching:
         for handle in self._ends.values():
             handle.cancel()
         self._ends.clear()
-        if self._returning is not None:
-            await cancelled(self._returning)
+        for each in (self._returning, self._renewing):
+            if each is not None:
+                await cancelled(each)
 
     async def clear(self) -> None:
-        """This node leaves the swarm: plain containers leave its networks, and stay."""
-        for row in [*self._all.values()]:
-            container = self._parts.containers.find(row.container)
-            if container is not None and any(
-                each.network_id == row.network for each in container.record.networks.values()
-            ):
-                try:
-                    await of_containers.disconnect(container, row.network)
-                except EngineError as error:
-                    _log.warning("container %s: leaving network %s: %s", row.container, row.network, error.message)
+        """This node leaves the swarm: plain containers leave its networks, and stay. No container
+        joins one from now on.
+        """
+        self._lends = False
+        there = {(row.container, row.network): None for row in self._all.values()}
+        for container_id, network in there | dict.fromkeys(self._networks.occupants()):
+            container = self._parts.containers.find(container_id)
+            if container is not None:
+                await self._leave(container, network)
         try:
             async with asyncio.timeout(LEAVE_LIMIT):
                 for attachment in [*self._all]:
@@ -150,7 +176,18 @@ class Attaching:
         self._all.clear()
         self._of.clear()
         self._returned.clear()
+        self._outdated.clear()
         await self._records.commit(*rows)
+
+    async def _leave(self, container: Container, network: str) -> None:
+        """One that is just starting leaves when it has started."""
+        async with container.lock:
+            if not _is_on(container, network):
+                return
+        try:
+            await of_containers.disconnect(container, network)
+        except EngineError as error:
+            _log.warning("container %s: leaving network %s: %s", container.id, network, error.message)
 
     # --- what endpoints get -----------------------------------------------------------------------
 
@@ -158,21 +195,21 @@ class Attaching:
         """The address of an endpoint that is about to be made on a network of the swarm, which is
         on this node then. `key`: name or id of the network.
         """
+        if not self._lends:
+            raise NotFound(f"network {key} not found")
         network = settings.network_id if self._networks.knows(settings.network_id) else self._networks.named(key)
         task = self.task_of(container_id)
         if task is not None and network in task.addresses:
             found = await self._networks.need(network)
             return Lent(found, {4: IPv4Address(task.addresses[network])})
         wanted = settings.ipam_config.ipv4_address if settings.ipam_config is not None else ""
+        aliases = dict.fromkeys((*(settings.aliases or ()), container_id[:12]))
+        ask = Attach(network=network or key, container=container_id, name=name, aliases=tuple(aliases), address=wanted)
         attachment = self._of.get((container_id, network), "")
-        if attachment and wanted not in ("", self._all[attachment].address):
+        if attachment and not self._serves(attachment, ask):
             await self._end(attachment)
             attachment = ""
         if not attachment:
-            aliases = dict.fromkeys((*(settings.aliases or ()), container_id[:12]))
-            ask = Attach(
-                network=network or key, container=container_id, name=name, aliases=tuple(aliases), address=wanted
-            )
             try:
                 attachment = await self._attach(ask)
             except NotFound:
@@ -188,11 +225,26 @@ class Attaching:
                 found = await self._networks.need(row.network)
         except TimeoutError:
             self.release(container_id, row.network)
-            raise ServerError(f"network {key}: the managers have not sent its view") from None
+            raise ServerError(f"network {key}: {self._networks.trouble(row.network)}") from None
         except BaseException:
             self.release(container_id, row.network)
             raise
+        if (row.name, row.aliases) != (ask.name, ask.aliases):
+            self._outdated[attachment] = False
+            self._renew()
         return Lent(found, {4: IPv4Address(row.address)})
+
+    def _serves(self, attachment: str, ask: Attach) -> bool:
+        """The managers have not lost it, and its address is the one that is wanted."""
+        lost = self._outdated.get(attachment, False)
+        return not lost and ask.address in ("", self._all[attachment].address)
+
+    def renamed(self, container_id: str) -> None:
+        """Other nodes get to know its name."""
+        for attachment, row in self._all.items():
+            if row.container == container_id:
+                self._outdated.setdefault(attachment, False)
+        self._renew()
 
     def release(self, container_id: str, network_id: str) -> None:
         """The endpoint was not made. Its address is kept for a moment, for the next try."""
@@ -246,15 +298,31 @@ class Attaching:
             ) from error
         if not isinstance(answer, Attached):
             raise ServerError(f"network {ask.network}: the manager has answered with {type(answer).__name__}")
-        row = AttachmentRow(container=ask.container, network=answer.network, address=answer.address, wanted=ask.address)
+        row = AttachmentRow(
+            container=ask.container,
+            network=answer.network,
+            address=answer.address,
+            name=ask.name,
+            aliases=ask.aliases,
+        )
+        before = self._of.get((row.container, row.network), "")
         self._all[answer.attachment] = row
         self._of[row.container, row.network] = answer.attachment
+        changes = [self._rows.put(answer.attachment, row)]
+        if before:  # the managers have replaced it
+            self._forget(before)
+            changes.append(self._rows.delete(before))
         try:
-            await self._records.commit(self._rows.put(answer.attachment, row))
+            await self._records.commit(*changes)
         except BaseException:
             self._return(answer.attachment)
             raise
         return answer.attachment
+
+    def _forget(self, attachment: str) -> None:
+        self._keep(attachment)
+        self._outdated.pop(attachment, None)
+        del self._all[attachment]
 
     def _keep(self, attachment: str) -> None:
         """Its container uses it."""
@@ -289,6 +357,52 @@ class Attaching:
         finally:
             self._returning = None
 
+    # --- what is asked for again ------------------------------------------------------------------
+
+    def _renew(self) -> None:
+        if self._renewing is None and self._outdated and self._connection is not None and self._lends:
+            self._renewing = spawn(self._renew_all(), "swarm: attachments that are asked for again")
+
+    async def _renew_all(self) -> None:
+        try:
+            while self._outdated and self._connection is not None and self._lends:
+                attachment = next(iter(self._outdated))
+                row = self._all.get(attachment)
+                container = None if row is None else self._parts.containers.find(row.container)
+                try:
+                    if row is not None and container is not None:
+                        await self._renew_one(attachment, row, container)
+                    self._outdated.pop(attachment, None)
+                except (EngineError, TimeoutError, ConnectionError) as error:
+                    _log.warning("attachment %s cannot be asked for again yet: %s", attachment, error)
+                    await asyncio.sleep(AGAIN)
+        finally:
+            self._renewing = None
+
+    async def _renew_one(self, attachment: str, row: AttachmentRow, container: Container) -> None:
+        async with container.lock:
+            if self._of.get((row.container, row.network)) != attachment:
+                return
+            if not container.running or not _is_on(container, row.network):
+                self._end_later(attachment, LINGER)
+                return
+            name = container.record.name
+            ask = Attach(
+                network=row.network, container=row.container, name=name, aliases=row.aliases, address=row.address
+            )
+            try:
+                await self._attach(ask)
+                return
+            except (NotFound, NotAttachable, InvalidParameter) as error:
+                reason = error.message
+            except ServerError as error:
+                if "address already in use" not in error.message:
+                    raise
+                reason = error.message
+            self._return(attachment)
+        _log.error("container %s leaves network %s, which it has lost: %s", row.container, row.network, reason)
+        await self._leave(container, row.network)
+
     async def _end(self, attachment: str) -> None:
         """Have the managers remove it. Raises EngineError, TimeoutError, ConnectionError."""
         if self._connection is None:
@@ -296,20 +410,21 @@ class Attaching:
         handle = self._ends.pop(attachment, None)
         if handle is not None:
             handle.cancel()
-        self._returned.add(attachment)  # nothing takes it up from here on
+        self._returned.add(attachment)
         row = self._all.get(attachment)
         if row is not None and self._of.get((row.container, row.network)) == attachment:
+            # never used again: without an answer, it may still be removed later
             del self._of[row.container, row.network]
-        try:
-            with contextlib.suppress(NotFound):
-                await self._connection.ask(Detach(attachment=attachment), timeout=ATTACH_LIMIT)
-        except BaseException:
-            if row is not None:
-                self._of.setdefault((row.container, row.network), attachment)
-            raise
+        with contextlib.suppress(NotFound):
+            await self._connection.ask(Detach(attachment=attachment), timeout=ATTACH_LIMIT)
         self._returned.discard(attachment)
+        self._outdated.pop(attachment, None)
         if self._all.pop(attachment, None) is not None:
             await self._records.commit(self._rows.delete(attachment))
+
+
+def _is_on(container: Container, network: str) -> bool:
+    return any(each.network_id == network for each in container.record.networks.values())
 
 
 __all__ = ["Attaching", "TaskOf"]

@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from engine.errors import EngineError, Forbidden, NotFound, ServerError
-from engine.network_rules import SWARM, Address
+from engine.network_rules import SWARM, Address, is_swarm_id
 from engine.networks import endpoints, requested, sandboxes
 from engine.networks.drivers import error_context
 from engine.networks.endpoints import Assigned, Network, Sandbox
@@ -89,6 +89,10 @@ class Lender(Protocol):
 
     async def give_back(self, container_id: str, network_id: str) -> None:
         """The endpoint was removed. Raises nothing."""
+        ...
+
+    def renamed(self, container_id: str) -> None:
+        """The container has another name. Does not block."""
         ...
 
 
@@ -200,6 +204,10 @@ class Attachments:
         """The network of an entry in a container's settings, and the addresses that its lender has
         given if it is a shared one.
         """
+        if self.lender is not None and is_swarm_id(settings.network_id):
+            # perhaps not on this node now; this engine may have a network of the same name
+            with contextlib.suppress(NotFound):
+                return await self._lend(self.lender, container_id, name, key, settings, undo)
         try:
             found = self._meant(key, settings)
             if found.record.scope != SWARM:
@@ -209,8 +217,19 @@ class Attachments:
                 raise
         if self.lender is None:
             raise ServerError(f"network {key}: it is a swarm's, and this node has left the swarm")
-        lent = await self.lender.lend(container_id, name, key, settings)
-        undo.callback(self.lender.release, container_id, lent.found.record.id)
+        return await self._lend(self.lender, container_id, name, key, settings, undo)
+
+    async def _lend(
+        self,
+        lender: Lender,
+        container_id: str,
+        name: str,
+        key: str,
+        settings: EndpointSettings,
+        undo: contextlib.AsyncExitStack,
+    ) -> Lent:
+        lent = await lender.lend(container_id, name, key, settings)
+        undo.callback(lender.release, container_id, lent.found.record.id)
         return lent
 
     async def _give_back(self, container_id: str, found: Network) -> None:
@@ -354,17 +373,20 @@ class Attachments:
             found, _ = await self._lent(container_id, name, text, wanted, undo)
             return found.record.id
 
-    def check_connected(self, container_id: str, text: str, among: Iterable[str]) -> str:
+    def check_connected(self, container_id: str, text: str, among: Mapping[str, EndpointSettings]) -> str:
         """The network's name.
 
-        Raises Forbidden unless a container on the networks `among` can leave it.
+        Raises Forbidden unless a container on the networks `among`, by their names, can leave it.
         """
         record = self._networks.get(text).record
         if record.name == HOST:
             raise Forbidden(
                 f"container {container_id} cannot be disconnected from host network or connected to host network"
             )
-        if record.name not in among:
+        kept = among.get(record.name)
+        # a swarm's network may have the name of one of this engine
+        other = kept is not None and kept.network_id != record.id and kept.network_id in self._networks.by_id
+        if kept is None or other:
             raise Forbidden(f"container {container_id} is not connected to the network {record.name}")
         return record.name
 
@@ -433,7 +455,8 @@ class Attachments:
         async with sandbox.lock:
             self._sandbox(container_id)
             found = self._networks.get(text)
-            self.check_connected(container_id, found.record.id, self._network_names(sandbox))
+            connected = {self._networks.by_id[key].record.name: each for key, each in sandbox.endpoints.items()}
+            self.check_connected(container_id, found.record.id, connected)
             settings = sandbox.endpoints[found.record.id]
             if not found.pools:
                 del sandbox.endpoints[found.record.id]
@@ -557,6 +580,8 @@ class Attachments:
                 found.generation += 1
                 sandbox.endpoints[network_id] = _with_names(found, sandbox, settings)
                 self._add_names(found, sandbox)
+        if self.lender is not None:
+            self.lender.renamed(container_id)
 
     def _add_names(self, found: Network, sandbox: Sandbox) -> None:
         """Containers on a user-defined network find one another by name and aliases.

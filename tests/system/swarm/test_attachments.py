@@ -140,6 +140,72 @@ def test_wanted_addresses(cluster: Cluster, first: Node) -> None:
     first.docker("rm", "-f", "b", "c")
 
 
+def test_another_name_of_a_container(cluster: Cluster, first: Node) -> None:
+    """All nodes learn of it at once; its address stays. The network is given by the beginning of
+    its id, as `docker network ls` shows it.
+    """
+    worker = cluster[1]
+    short = first.docker("network", "ls", "-q", "-f", "name=open").out.strip()
+    worker.docker("run", "-d", "--name", "box", "--network", short, "busybox", "sleep", "100000")
+    run(first, "other")
+    inside, found = place(first, "other"), address(worker, "box")
+    until("its name is known", lambda: packets.addresses(inside, "box") == [found])
+    worker.docker("rename", "box", "bag")
+    until("its other name is known", lambda: packets.addresses(inside, "bag") == [found])
+    assert packets.addresses(inside, "box") == []
+    assert address(worker, "bag") == found and reaches(first, "other", found)
+    worker.docker("restart", "-t", "0", "bag")
+    assert address(worker, "bag") == found
+    assert packets.addresses(inside, "bag") == [found]
+
+
+def test_a_network_of_the_node_with_the_same_name(cluster: Cluster, first: Node) -> None:
+    """The container that is on the swarm's stays with it, also when the node had given it up."""
+    worker = cluster[1]
+    network = first.ask("GET", "/networks/open")["Id"]
+    worker.docker("network", "create", "open")
+    try:
+        worker.docker("run", "-d", "--name", "shared", "--network", network, "busybox", "sleep", "100000")
+        worker.docker("run", "-d", "--name", "own", "--network", "open", "busybox", "sleep", "100000")
+        assert worker.inspect("shared")["NetworkSettings"]["Networks"]["open"]["NetworkID"] == network
+        answer = worker.docker("network", "disconnect", network, "own", status=None)
+        assert answer.status and "is not connected" in answer.err, answer
+        worker.docker("stop", "-t", "0", "shared")
+        until("the node has given it up", lambda: not worker.overlays())
+        worker.docker("start", "shared")
+        assert worker.inspect("shared")["NetworkSettings"]["Networks"]["open"]["NetworkID"] == network
+    finally:
+        worker.docker("rm", "-f", "own", "shared")
+        worker.docker("network", "rm", "open")
+
+
+def test_a_worker_whose_address_changes(cluster: Cluster, first: Node) -> None:
+    """It joined without an address of its own. Its networks follow the one that managers see."""
+    worker = cluster[1]
+    rejoin(first, worker, AdvertiseAddr="")
+    other = run(first, "other")
+    one = run(worker, "one")
+    until("both reach one another", lambda: reaches(worker, "one", other) and reaches(first, "other", one))
+    before, after = worker.address, worker.address + "5"
+    try:
+        worker.inside("ip", "address", "delete", f"{before}/24", "dev", "eth0")
+        worker.inside("ip", "address", "add", f"{after}/24", "dev", "eth0")
+        until("they do again", lambda: reaches(worker, "one", other) and reaches(first, "other", one), 60)
+        assert address(worker, "one") == one
+    finally:
+        worker.inside("ip", "address", "delete", f"{after}/24", "dev", "eth0")
+        worker.inside("ip", "address", "add", f"{before}/24", "dev", "eth0")
+        rejoin(first, worker)
+
+
+def rejoin(first: Node, worker: Node, **fields: str) -> None:
+    node = worker.node_id
+    worker.leave()
+    until("it is down", lambda: first.nodes()[node]["Status"]["State"] == "down", 60)
+    first.ask("DELETE", f"/nodes/{quote(node)}?force=1")
+    worker.join(first, **fields)
+
+
 def test_a_container_removes_itself(cluster: Cluster, first: Node) -> None:
     """Its network can be removed as soon as the client has its exit."""
     for node in cluster.nodes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from ipaddress import IPv4Address
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from engine.cluster import attaching as module
 from engine.cluster.attaching import Attaching
 from engine.cluster.views import NodeNetworks
-from engine.errors import EngineError, Forbidden, ServerError
+from engine.errors import EngineError, Forbidden, NotFound, ServerError
 from engine.manager.messages import Assigned, Attach, Attached, Detach, Done, NetworkView, View, Views
 from engine.networks.attachments import Lent
 from engine.wire.containers import EndpointIPAMConfig, EndpointSettings
@@ -34,18 +35,26 @@ class Manager:
         self.gate = asyncio.Event()
         self.gate.set()
         self.sends_view = True
+        self.removes = asyncio.Event()
+        self.removes.set()
+        self.removed = asyncio.Event()
 
     async def ask(self, message: Any, *, timeout: float) -> Any:
         await asyncio.sleep(0)
         if self.refusal is not None:
             raise self.refusal
         if isinstance(message, Detach):
+            await self.removes.wait()
             self.attachments.pop(message.attachment, None)
+            self.removed.set()
             return Done()
         assert isinstance(message, Attach) and message.network in ("n1", "net")
         await self.gate.wait()
         self.asked += 1
         key = f"a{self.asked}"
+        for other, old in [*self.attachments.items()]:
+            if old.container == message.container:
+                del self.attachments[other]
         self.attachments[key] = message
         if self.sends_view:
             await self.networks.take(VIEWS)
@@ -65,9 +74,22 @@ class Site:
         self.attaching.restore()
         self.manager = Manager(self.networks)
 
-    def online(self) -> None:
+    def online(self, *lost: str) -> None:
         connection: Any = self.manager
-        self.attaching.begin(connection)
+        self.attaching.begin(connection, lost)
+
+    def run(self, container: str = "c1", *, running: bool = True, on: tuple[str, ...] = ("n1",), **more: Any) -> Any:
+        """A container, which is on the networks `on`."""
+        kept = {each: EndpointSettings(network_id=each) for each in on}
+        record = SimpleNamespace(name="web", networks=kept)
+        fields = {"running": running, "starts": False, "record": record} | more
+        made = self.containers[container] = SimpleNamespace(id=container, lock=asyncio.Lock(), **fields)
+        return made
+
+    async def until(self, probe: Callable[[], object]) -> None:
+        async with asyncio.timeout(5):
+            while not probe():  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
 
     async def lend(self, container: str = "c1", settings: EndpointSettings = ANY, key: str = "net") -> Lent:
         return await self.attaching.lend(container, "web", key, settings)
@@ -101,7 +123,7 @@ async def test_a_restart_keeps_the_address_also_without_managers() -> None:
     here = Site()
     here.online()
     await here.lend()
-    here.containers["c1"] = SimpleNamespace(starts=True)
+    here.run(starts=True)
     await here.attaching.give_back("c1", "n1")
     here.attaching.lost()
     await asyncio.sleep(0.05)
@@ -196,19 +218,21 @@ async def test_a_start_that_is_cancelled_gives_back_what_comes_too_late() -> Non
 async def test_the_next_daemon_gives_back_what_no_container_uses() -> None:
     here = Site()
     here.online()
-    for container in ("runs", "stopped", "gone"):
+    for container in ("runs", "stopped", "gone", "left"):
         await here.lend(container)
     await here.close()
     after = Site(here.records)
     after.manager.attachments = dict(here.manager.attachments)
     await after.networks.take(VIEWS)
-    after.containers["runs"] = SimpleNamespace(running=True)
-    after.containers["stopped"] = SimpleNamespace(running=False)
+    after.run("runs")
+    after.run("stopped", running=False)
+    after.run("left", on=())  # and the daemon was killed before its attachment was given back
     after.attaching.settle()
-    assert after.attaching.in_use() == ("a1", "a2")
+    assert not after.networks.held("n2") and after.networks.held("n1")
+    assert len(after.attaching.in_use()) == 4
     after.online()
-    await asyncio.sleep(0.06)
-    assert [*after.manager.attachments] == ["a1"] and after.attaching.in_use() == ("a1",)
+    await after.until(lambda: [*after.manager.attachments] == ["a1"])
+    assert after.attaching.in_use() == ("a1",)
     await after.close()
 
 
@@ -223,20 +247,161 @@ async def test_a_task_has_the_address_that_came_with_it() -> None:
     await here.close()
 
 
-async def test_a_leave_gives_all_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, str]]:
+    """The containers that were disconnected, and from what."""
+    found: list[tuple[object, str]] = []
+
+    async def disconnect(container: object, network: str) -> None:
+        found.append((container, network))
+
+    monkeypatch.setattr(module.of_containers, "disconnect", disconnect)
+    return found
+
+
+Left = list[tuple[object, str]]
+
+
+async def test_what_the_managers_have_lost_is_asked_for_again(left: Left) -> None:
+    """A running container keeps its address; one that does not run gets another attachment with its
+    next start.
+    """
+    here = Site()
+    here.online()
+    for each in ("c1", "c2"):
+        await here.lend(each)
+    here.run("c1")
+    here.run("c2", running=False)
+    here.attaching.lost()
+    here.manager.attachments.clear()
+    here.online("a1", "a2")
+    await here.until(lambda: here.manager.attachments.keys() == {"a3"})
+    assert here.manager.attachments["a3"].address == "10.0.0.2"
+    await here.until(lambda: here.attaching.in_use() == ("a3",))
+    assert (await here.lend("c1")).addresses == {4: IPv4Address("10.0.0.2")}
+    assert (await here.lend("c2")).addresses == {4: IPv4Address("10.0.0.5")}
+    assert not left
+    await here.close()
+
+
+async def test_a_container_whose_address_another_one_has_leaves(left: Left) -> None:
     here = Site()
     here.online()
     await here.lend()
-    left: list[tuple[object, str]] = []
+    container = here.run()
+    here.attaching.lost()
+    here.manager.attachments.clear()
+    here.manager.refusal = ServerError("address already in use: 10.0.0.2 on network net")
+    here.online("a1")
+    await here.until(lambda: left == [(container, "n1")])
+    here.manager.refusal = None
+    await here.until(lambda: not here.attaching.in_use() and not here.records.all.get(("swarm-attachment", "a1")))
+    await here.close()
 
-    async def disconnect(container: object, network: str) -> None:
-        left.append((container, network))
 
-    monkeypatch.setattr(module.of_containers, "disconnect", disconnect)
-    container = here.containers["c1"] = SimpleNamespace(
-        record=SimpleNamespace(networks={"net": EndpointSettings(network_id="n1")})
-    )
+async def test_a_lost_one_is_asked_for_until_a_manager_answers(left: Left) -> None:
+    here = Site()
+    here.online()
+    await here.lend()
+    here.run()
+    here.attaching.lost()
+    here.manager.attachments.clear()
+    here.manager.refusal = ConnectionError("cut")
+    here.online("a1")
+    await asyncio.sleep(0.03)
+    here.attaching.lost()
+    here.manager.refusal = None
+    here.online("a1")
+    await here.until(lambda: here.manager.attachments)
+    assert not left
+    await here.close()
+
+
+async def test_what_is_being_given_back_is_not_used_again() -> None:
+    """The answer to its removal does not come; the managers remove it later."""
+    here = Site()
+    here.online()
+    await here.lend()
+    here.run(running=False, on=())
+    removed, here.manager.removes = asyncio.Event(), asyncio.Event()
+    here.manager.removed = removed
+    leaving = asyncio.ensure_future(here.attaching.give_back("c1", "n1"))
+    await asyncio.sleep(0.01)
+    assert (await here.lend()).addresses == {4: IPv4Address("10.0.0.3")}
+    assert here.attaching.in_use() == ("a2",)
+    here.manager.removes.set()
+    await leaving
+    await removed.wait()
+    assert here.manager.attachments.keys() == {"a2"} and here.attaching.in_use() == ("a2",)
+    await here.close()
+
+
+async def test_what_no_manager_was_asked_to_remove_is_used_again() -> None:
+    here = Site()
+    here.online()
+    await here.lend()
+    here.run(running=False)
+    here.attaching.lost()
+    await here.attaching.give_back("c1", "n1")
+    assert here.attaching.in_use() == ("a1",)  # a session that begins now keeps it
+    assert (await here.lend()).addresses == {4: IPv4Address("10.0.0.2")}
+    here.online()
+    await asyncio.sleep(0.02)
+    assert here.manager.attachments.keys() == {"a1"} and here.manager.asked == 1
+    await here.close()
+
+
+async def test_other_nodes_get_to_know_another_name() -> None:
+    here = Site()
+    here.online()
+    await here.lend()
+    container = here.run()
+    container.record.name = "shop"
+    here.attaching.renamed("c1")
+    await here.until(lambda: [each.name for each in here.manager.attachments.values()] == ["shop"])
+    (asked,) = here.manager.attachments.values()
+    assert (asked.address, asked.aliases) == ("10.0.0.2", ("c1",))
+    container.record.name = "web"  # the next start has the earlier one
+    await here.lend()
+    await here.until(lambda: [each.name for each in here.manager.attachments.values()] == ["web"])
+    here.attaching.lost()
+    container.record.name = "inn"
+    here.attaching.renamed("c1")
+    assert (await here.lend()).addresses == {4: IPv4Address("10.0.0.2")}  # without a manager
+    here.online()
+    await here.until(lambda: [each.name for each in here.manager.attachments.values()] == ["inn"])
+    await here.close()
+
+
+async def test_no_container_joins_a_network_outside_of_a_swarm(left: Left) -> None:
+    here = Site()
+    here.online()
+    await here.lend()
     await here.attaching.clear()
-    assert left == [(container, "n1")] and not here.manager.attachments
+    with pytest.raises(NotFound, match="network net not found"):
+        async with asyncio.timeout(0.1):
+            await here.lend()
+    here.attaching.open()
+    here.online()
+    await here.lend()
+    await here.close()
+
+
+async def test_a_leave_gives_all_back(left: Left) -> None:
+    """Also a container leaves that is just starting: its record does not have the network yet."""
+    here = Site()
+    here.online()
+    for each in ("c1", "starts"):
+        await here.lend(each)
+    container, starting = here.run(), here.run("starts", on=())
+    found = (await here.lend()).found
+    found.sandboxes["starts"] = starting
+    await starting.lock.acquire()
+    leaving = asyncio.ensure_future(here.attaching.clear())
+    await here.until(lambda: left)
+    starting.record.networks["net"] = EndpointSettings(network_id="n1")
+    starting.lock.release()
+    await leaving
+    assert left == [(container, "n1"), (starting, "n1")] and not here.manager.attachments
     assert not [each for each in here.records.all if each[0] == "swarm-attachment"]
     await here.close()

@@ -541,14 +541,18 @@ def test_check_and_check_connected(world: Host, tmp_path: Path) -> None:
     async def run() -> None:
         async with opened(tmp_path) as networks:
             await networks.create(body("a", "10.1.0.0/24"))
-            assert networks.check_connected("c", "a", ["a", "bridge"]) == "a"
-            assert networks.check_connected("c", networks.get("a").record.id[:15], ["a"]) == "a"
-            with pytest.raises(Forbidden, match="container c is not connected to the network a"):
-                networks.check_connected("c", "a", ["bridge"])
+            assert networks.check_connected("c", "a", {"a": ANY, "bridge": ANY}) == "a"
+            assert networks.check_connected("c", networks.get("a").record.id[:15], {"a": ANY}) == "a"
+            made_again = EndpointSettings(network_id="0" * 64)
+            assert networks.check_connected("c", "a", {"a": made_again}) == "a"
+            another = EndpointSettings(network_id=networks.get("bridge").record.id)
+            for among in ({"bridge": ANY}, {"a": another}):
+                with pytest.raises(Forbidden, match="container c is not connected to the network a"):
+                    networks.check_connected("c", "a", among)
             with pytest.raises(Forbidden, match="cannot be disconnected from host network"):
-                networks.check_connected("c", "host", ["host"])
+                networks.check_connected("c", "host", {"host": ANY})
             with pytest.raises(NotFound, match="network nothere not found"):
-                networks.check_connected("c", "nothere", ["nothere"])
+                networks.check_connected("c", "nothere", {"nothere": ANY})
             assert networks.check("c" * 64, "a", static("10.1.0.9"), ["bridge"]).dns_names is None
             for name, wanted, among, kind, words in (
                 ("a", ANY, ["a"], Forbidden, "already exists in network a"),
