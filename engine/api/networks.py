@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable
 
 import msgspec
@@ -59,7 +60,7 @@ async def create(engine: Engine, request: Request) -> Reply:
         return reply
     unique = request.version.has(Flag.UNIQUE_NETWORK_NAMES) or body.check_duplicate
     if unique and is_manager:
-        await swarm_mode.networks("check_unique")(engine, body.name)
+        await swarm_mode.networks("check_unique")(engine, request, body.name)
     return json_reply(request, await engine.networks.create(body, unique))
 
 
@@ -72,7 +73,9 @@ async def connect(engine: Engine, request: Request) -> Reply:
 
 async def disconnect(engine: Engine, request: Request) -> Reply:
     body = await parameters.json_body(request, NetworkDisconnect)
-    network = _identified(engine, request.parameters["id"])
+    network = request.parameters["id"]
+    with contextlib.suppress(NotFound):  # a container that does not run can leave one that has gone
+        network = engine.networks.get(network).record.id
     await settings.disconnect(engine.containers.get(_named(body.container)), network)
     return empty_reply(request)
 

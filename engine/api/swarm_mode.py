@@ -68,7 +68,14 @@ async def info(engine: Engine, request: Request) -> SwarmInfo:
 def networks(name: str) -> Callable[..., Awaitable[Any]]:
     """A function of the handlers of networks at a manager."""
     function: Callable[..., Awaitable[Any]] = getattr(_loaded()["networks"], name)
-    return function
+
+    async def answer(engine: Engine, request: Request, *more: Any) -> Any:
+        try:
+            return await function(engine, request, *more)
+        except NoSwarm as error:  # its process is starting, or has failed
+            raise refusal(request, error.message) from error
+
+    return answer
 
 
 @functools.cache

@@ -133,7 +133,7 @@ async def create(engine: Engine, request: Request, body: NetworkCreate) -> Reply
     return json_reply(request, msgspec.json.decode(done.body, type=NetworkCreated))
 
 
-async def check_unique(engine: Engine, name: str) -> None:
+async def check_unique(engine: Engine, _: Request, name: str) -> None:
     """Raises Conflict if the swarm has a network of that name. Without an answer of the manager a
     network of this engine may be made.
     """
