@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.errors import NoSwarm
 from engine.manager.messages import Done, LogLine
+from engine.networks.network import NetworkRecord
 from engine.wire.swarm import InitRequest, JoinRequest
 
 
@@ -32,6 +33,10 @@ class FakeCluster:
         if self.state != "active":
             return self.state
         return "active/manager" if self.is_manager else "active/worker"
+
+    def networks(self) -> list[NetworkRecord]:
+        """None of the swarm was sent to this node."""
+        return []
 
     async def call(self, verb: str, name: str = "", query: dict[str, Any] | None = None, body: bytes = b"") -> Done:
         if not self.is_manager:

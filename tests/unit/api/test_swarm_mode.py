@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from engine.api.application import Application
-from engine.errors import Conflict, NotFound, ServerError, Unavailable, WrongState
+from engine.errors import Conflict, NoSwarm, NotFound, ServerError, Unavailable, WrongState
 from engine.http.messages import Reply, StreamReply
 from engine.manager.messages import LogLine
 from engine.wire.images import DistributionDescriptor, DistributionInspect
@@ -49,6 +49,13 @@ class Registry:
         )
 
 
+class NoNetworks(list[Any]):
+    """Of `engine.networks`: this engine has none."""
+
+    def get(self, text: str) -> object:
+        raise NotFound(f"network {text} not found")
+
+
 class Api:
     """One engine's API on a fake membership."""
 
@@ -56,7 +63,8 @@ class Api:
         self.cluster = FakeCluster(state, manager=manager)
         self.registry = Registry(digest)
         registry: Any = self.registry
-        self.app = Application(dataclasses.replace(engine(), cluster=self.cluster, remote=registry))
+        networks: Any = NoNetworks()
+        self.app = Application(dataclasses.replace(engine(), cluster=self.cluster, remote=registry, networks=networks))
 
     def ask(
         self,
@@ -112,6 +120,20 @@ def test_no_manager_is_asked_outside_of_a_swarm() -> None:
             found = api.json("GET", "/services", version=version, status=status)
             assert found["message"].startswith("This node is not a swarm manager.")
         assert api.cluster.asked == []
+
+
+def test_networks_while_the_manager_does_not_serve() -> None:
+    api = Api()
+    starting = NoSwarm("This node is not a swarm manager: its manager is still starting")
+    api.cluster.answers |= dict.fromkeys(("networks.inspect", "networks.create", "networks.remove"), starting)
+    for method, path, body in (
+        ("GET", "/networks/n", None),
+        ("DELETE", "/networks/n", None),
+        ("POST", "/networks/create", {"Name": "n", "Driver": "overlay"}),
+    ):
+        for version, status in (("1.24", 406), ("1.25", 503), ("1.55", 503)):
+            found = api.json(method, path, body, version=version, status=status)
+            assert found == {"message": starting.message}, (method, path)
 
 
 @pytest.mark.parametrize(
