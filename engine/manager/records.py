@@ -337,6 +337,10 @@ class Claim(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The holder of a unique name or port, or the time until which a removed node is barred."""
 
     holder: str
+    write: str = ""
+    """Differs with each write of a claim that is the mark of its transaction (`store.py`), and that
+    others may write with the same holder.
+    """
 
 
 class Kind(Generic[R]):

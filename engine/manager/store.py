@@ -9,7 +9,8 @@ again: the key `/base` has what is added to them. Everything outside this module
 
 A write whose answer is missing is tried again, with the same comparisons, in a new turn
 (`turns.py`): an earlier attempt is never carried out after that. Whether it was carried out before
-is seen in the cache: the watch delivers every write, and so also the bytes of that attempt.
+is seen in the cache: the watch delivers every write, and so also the bytes of that attempt. So the
+first record that a transaction puts is one that no other transaction puts with the same bytes.
 
 Owns:    the cache, its indexes, the task that follows the watch.
 Threads: the event loop's. A mapping or set that is returned is the cache's own: it changes with the

@@ -269,13 +269,13 @@ async def _remove(context: Context, entry: Entry[NetworkRecord]) -> None:
         raise Precondition(f"ingress network {name} cannot be removed because {user} depends on it")
     if user:
         raise Precondition(f"network {name} is in use by {user}")
-    last = Claim(str(networks.INGRESS_VNI)) if pools is None else pools.record
+    last = str(networks.INGRESS_VNI) if pools is None else pools.record.holder
     await store.commit(
         [
             Delete(NETWORKS, entry.key),
             Delete(CLAIMS, name_claim("network", name)),
             Delete(CLAIMS, use_claim(entry.key)),
-            Put(CLAIMS, POOLS_CLAIM, last),
+            Put(CLAIMS, POOLS_CLAIM, Claim(last, write=new_id())),
         ],
         [
             Compare(NETWORKS, entry.key, entry.created, by_creation=True),

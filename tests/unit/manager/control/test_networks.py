@@ -26,8 +26,10 @@ from engine.manager.records import (
     port_claim,
 )
 from engine.manager.states import TaskState
-from engine.manager.store import Put
+from engine.manager.store import Put, Store
 from engine.wire.services import Endpoint, VirtualIP
+from tests.fakes.clock import FakeClock
+from tests.fakes.etcd import FakeEtcd
 from tests.unit.manager.control.conftest import NODE, Swarm
 
 
@@ -258,6 +260,25 @@ async def test_a_removal_that_has_not_seen_a_service(swarm: Swarm) -> None:
     found = await asyncio.gather(service(swarm, networks=["net"]), swarm.networks_remove("net"), return_exceptions=True)
     assert sum(isinstance(each, BaseException) for each in found) == 1
     assert bool(swarm.store.all(SERVICES)) == (len(await swarm.networks_list()) == 2)
+
+
+async def test_a_removal_whose_request_is_lost_while_another_manager_removes(
+    swarm: Swarm, etcd: FakeEtcd, clock: FakeClock
+) -> None:
+    """The other removal writes the same key, and is not taken for this one."""
+    await swarm.found()
+    for name in ("x", "y"):
+        await made(swarm, name)
+    other = Store(etcd.peer(), clock)
+    await other.load()
+    etcd.lose_requests = 1
+    removing = asyncio.create_task(swarm.networks_remove("x"))
+    await clock.settle()
+    await Swarm(other, clock).networks_remove("y")
+    await clock.advance(1)
+    await removing
+    assert [each["Name"] for each in await swarm.networks_list()] == ["ingress"]
+    await other.close()
 
 
 async def test_targets_of_services(swarm: Swarm) -> None:
