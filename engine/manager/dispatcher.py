@@ -320,6 +320,8 @@ class Dispatcher:
         answer = msgspec.structs.replace(
             session.terms, seq=hello.seq, root=self._authority.trusted(), attachments_lost=lost
         )
+        # queued before the answer, as what the agent reports after the answer is newer
+        reporting = spawn(self._report_of_hello(session, hello), "manager: statuses of a new session")
         await connection.send(answer)
         await self._prepare_views(session.feed, self._store.tasks_on(node))
         session.assigned = AssignmentSet(self._store, self._authority.unseal, node)
@@ -331,10 +333,14 @@ class Dispatcher:
             _log.error("assignments of node %s: %s", node, error.message)
             connection.abort(error.message)
             return
+        await reporting
+
+    async def _report_of_hello(self, session: _Session, hello: Hello) -> None:
+        """Store the statuses of a `Hello`. The session ends if that fails."""
         try:
-            await self._statuses.report(node, session.id, hello.statuses)
+            await self._statuses.report(session.node, session.id, hello.statuses)
         except EngineError as error:
-            connection.abort(f"the statuses of node {node} were not stored: {error.message}")
+            session.connection.abort(f"the statuses of node {session.node} were not stored: {error.message}")
 
     async def _attach(self, connection: Connection, message: messages.Attach) -> None:
         session = self._session(connection)

@@ -15,6 +15,7 @@ from engine.manager.messages import Attach, Attached, Detach, Done
 from engine.manager.records import AttachmentRecord, Claim
 from engine.manager.states import TaskState
 from engine.manager.store import Delete, Event, Put, Store
+from engine.manager.views import NetworkViews
 from tests.fakes.clock import FakeClock
 from tests.unit.manager.agents import Agent, cluster, node_state, status
 from tests.unit.manager.test_dispatcher import World, world
@@ -122,6 +123,31 @@ async def test_a_withdrawal_is_not_waited_with(store: Store, clock: FakeClock) -
         kept = store.record(records.TASK_STATUS, "t1")
         assert kept is not None
         assert not kept.ready
+
+
+async def test_a_withdrawal_while_a_session_begins(
+    store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is newer than what the `Hello` says."""
+    async with world(store, clock) as w:
+        await attachable(w)
+        await store.commit([Put(records.TASKS, "t1", on("a"))])
+        build, going_on = NetworkViews.build, asyncio.Event()
+
+        async def slow(views: NetworkViews, id: str) -> None:
+            await going_on.wait()
+            await build(views, id)
+
+        monkeypatch.setattr(NetworkViews, "build", slow)
+        agent = await w.agent("n1", status("t1", TaskState.RUNNING, ready=True))
+        assert not agent.tasks
+        await w.during(agent.report(status("t1", TaskState.RUNNING, ready=False)))
+        going_on.set()
+        await w.until(lambda: agent.tasks)
+        await w.passes(0.5)
+        kept = store.record(records.TASK_STATUS, "t1")
+        assert kept is not None and not kept.ready
+        assert not agent.networks["a"].ready
 
 
 async def test_a_link_that_is_lost_takes_the_node_out_before_it_is_down(store: Store, clock: FakeClock) -> None:
