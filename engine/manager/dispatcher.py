@@ -323,7 +323,7 @@ class Dispatcher:
         # queued before the answer, as what the agent reports after the answer is newer
         reporting = spawn(self._report_of_hello(session, hello), "manager: statuses of a new session")
         await connection.send(answer)
-        await self._prepare_views(session.feed, self._store.tasks_on(node))
+        await self._prepare_views(session.feed)
         session.assigned = AssignmentSet(self._store, self._authority.unseal, node)
         session.dirty.clear()
         try:
@@ -740,12 +740,15 @@ class Dispatcher:
                         await asyncio.sleep(0)
             await self._clock.sleep(GATHER)
 
-    async def _prepare_views(self, feed: Feed, tasks: Iterable[str], *, attachments: bool = False) -> None:
+    async def _prepare_views(
+        self, feed: Feed, tasks: Iterable[str] | None = None, *, attachments: bool = False
+    ) -> None:
         """Make the views of a node ready to be sent, with what these tasks need, and with all
-        attachments.
+        attachments. `tasks`: None for those that the node has at the end.
         """
         while True:
-            if self._views.waits(tasks) or (attachments and self._views.due):
+            needing = self._store.tasks_on(feed.node) if tasks is None else tasks
+            if self._views.waits(needing) or (attachments and self._views.due):
                 self._views.flush()
             missing = self._views.missing(feed)
             if not missing:

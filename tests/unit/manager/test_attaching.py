@@ -101,6 +101,27 @@ async def test_views_come_before_the_tasks_that_need_them(store: Store, clock: F
         await w.until(lambda: len(agents[1].networks["a"].endpoints) == 15)
 
 
+async def test_a_task_that_comes_while_a_session_begins(
+    store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the first one of its node, and its network is not the one that is built meanwhile."""
+    async with world(store, clock) as w:
+        await attachable(w)
+        await store.commit([Put(records.NETWORKS, "in", network("ingress", 0, ingress=True))])
+        build = NetworkViews.build
+
+        async def slow(views: NetworkViews, id: str) -> None:
+            if store.get(records.TASKS, "t1") is None:
+                await store.commit([Put(records.TASKS, "t1", on("a"))])
+            await build(views, id)
+
+        monkeypatch.setattr(NetworkViews, "build", slow)
+        agent = await w.agent()
+        await w.until(lambda: agent.tasks)
+        assert [views.whole for views in agent.views] == [True]
+        assert agent.networks.keys() == {"a", "in"}
+
+
 async def test_a_withdrawal_is_not_waited_with(store: Store, clock: FakeClock) -> None:
     async with world(store, clock) as w:
         await attachable(w)
