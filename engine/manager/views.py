@@ -31,6 +31,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from engine.manager import records
+from engine.manager import tasks as rules
 from engine.manager.assignments import task_name
 from engine.manager.clock import Clock
 from engine.manager.messages import EndpointView, NetworkView, PortView, ServiceView, View, Views
@@ -357,7 +358,7 @@ class NetworkViews:
             if not new.networks or not new.assigned or not new.node or (status is not None and status.state.ended):
                 new = None
             elif status is not None:
-                ready = status.ready and status.state == TaskState.RUNNING and new.desired <= TaskState.RUNNING
+                ready = status.ready and status.state == TaskState.RUNNING and rules.live(new)
         if old is None and new is None:
             return
         moved = old is None or new is None or old.node != new.node or old.networks != new.networks

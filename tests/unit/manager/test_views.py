@@ -158,7 +158,7 @@ def expect(store: Store, agent: Agent) -> None:
             continue
         for each in record.networks:
             endpoints[each.network][key] = (record.node, each.address, record.service)
-        if status is not None and status.ready and status.state == TaskState.RUNNING and record.desired <= 512:
+        if status is not None and status.ready and status.state == TaskState.RUNNING and record.desired <= 576:
             ready.setdefault(record.service, []).append(key)
     attached = {}
     for key, attachment in store.all(records.ATTACHMENTS).items():
@@ -211,7 +211,7 @@ async def test_random_changes(store: Store, clock: FakeClock, seed: int, monkeyp
                     node=chance.choice(NODES),
                     service=SERVICES[int(key[1:]) % 3],
                     assigned=chance.choice((0, 1, 1, 1)),
-                    desired=chance.choice((TaskState.RUNNING, TaskState.RUNNING, TaskState.SHUTDOWN)),
+                    desired=chance.choice((TaskState.RUNNING, TaskState.COMPLETE, TaskState.SHUTDOWN)),
                 )
                 await store.commit([Put(records.TASKS, key, new)])
             case 4 if known is not None:
@@ -331,6 +331,20 @@ async def test_traffic_is_led_to_what_is_ready(store: Store, clock: FakeClock) -
     await w.commit(Put(records.TASK_STATUS, "t2", running(ready=False, state=TaskState.SHUTDOWN)))
     assert agent.networks["a"].endpoints.keys() == {"t1"}
     assert agent.networks["a"].nodes == {"n1": "192.0.2.1"}
+
+
+async def test_traffic_is_led_to_tasks_of_jobs_while_they_run(store: Store, clock: FakeClock) -> None:
+    w = await world(store, clock)
+    agent = await w.agent("n1")
+    await w.commit(
+        Put(records.TASKS, "t1", on("a", desired=TaskState.COMPLETE)), Put(records.TASK_STATUS, "t1", running())
+    )
+    assert agent.networks["a"].ready == {"t1"}
+    await w.commit(Put(records.TASKS, "t1", on("a", desired=TaskState.REMOVE)))
+    assert not agent.networks["a"].ready
+    await w.commit(Put(records.TASKS, "t2", on("a", desired=TaskState.COMPLETE)))
+    await w.commit(Put(records.TASK_STATUS, "t2", running(ready=False, state=TaskState.COMPLETE)))
+    assert agent.networks["a"].endpoints.keys() == {"t1"}
 
 
 async def test_lost_nodes_get_traffic_where_there_are_no_others(store: Store, clock: FakeClock) -> None:
