@@ -1,8 +1,9 @@
-"""Keeps one task of each global service on each node that is usable and passes its constraints.
+"""Keeps one task of each global service on each node that is usable, passes its constraints, and
+has what its networks need of the kernel.
 
 A new task comes to active, ready nodes only. A task stays on a node that is paused, or of which
-nothing is known; it ends on one that is drained, down, or does not pass the constraints any more. A
-task that has ended for good by its restart policy is not replaced.
+nothing is known; it ends on one that is drained or down, or that does not pass any more. A task
+that has ended for good by its restart policy is not replaced.
 
 Threads: the event loop's.
 """
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from engine.manager import tasks as rules
 from engine.manager.clock import Clock
 from engine.manager.loops import Acting
-from engine.manager.placement import Demand, demand_of
+from engine.manager.placement import Demand
 from engine.manager.records import (
     NODE_DATA,
     NODES,
@@ -97,7 +98,7 @@ def _wishes(record: NodeRecord) -> object:
 
 
 def _facts(data: NodeData) -> object:
-    return data.state, data.description, data.address
+    return data.state, data.description, data.address, data.features
 
 
 class Global:
@@ -129,7 +130,7 @@ class Global:
                 service = self._store.record(SERVICES, key)
                 if service is None:
                     continue
-                demand = demand_of(service.spec)
+                demand = self._scheduler.demand_for(key, service.version, service.spec)
                 for number, node in enumerate(nodes):
                     self._look(key, service, demand, node, births, ends)
                     if number % SLICE == SLICE - 1:
@@ -155,7 +156,7 @@ class Global:
     ) -> None:
         tasks = self._slots.at(key, node)
         live = [item for item in tasks if rules.live(item[1].record)]
-        wanted = rules.usable(self._store, node) and self._scheduler.placement.suits(node, demand)
+        wanted = self._scheduler.eligible(demand, node)
         if live and not wanted:
             ends += [_end(item, entry, self._clock.now()) for item, entry in live]
         elif wanted and not live and is_open(self._store, node):

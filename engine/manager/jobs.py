@@ -18,7 +18,6 @@ from engine.manager import tasks as rules
 from engine.manager.clock import Clock
 from engine.manager.global_ import Dirty, birth, is_open
 from engine.manager.loops import Acting
-from engine.manager.placement import demand_of
 from engine.manager.records import (
     SERVICE_STATUS,
     SERVICES,
@@ -173,7 +172,7 @@ class Jobs:
 
     def _on_nodes(self, key: str, service: ServiceRecord, nodes: list[str]) -> list[Birth]:
         births = []
-        demand = demand_of(service.spec)
+        demand = self._scheduler.demand_for(key, service.version, service.spec)
         for node in nodes:
             if not is_open(self._store, node) or not self._scheduler.placement.suits(node, demand):
                 continue

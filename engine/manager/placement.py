@@ -533,12 +533,16 @@ class Placement:
         return self._hold(task, service, host, demand)
 
     def suits(self, node: str, demand: Demand) -> bool:
-        """True if the node passes the constraints and is of a platform, whatever is free on it."""
+        """True if the node passes the constraints, is of a platform, and has the features of the
+        kernel, whatever is free on it.
+        """
         host = self.hosts.get(node)
         if host is None or host.record is None or demand.unparsable:
             return False
-        return host.supports(demand.filters.platforms) and constraints.matches(
-            demand.filters.constraints, node, host.record, host.data
+        return (
+            demand.filters.features <= host.features
+            and host.supports(demand.filters.platforms)
+            and constraints.matches(demand.filters.constraints, node, host.record, host.data)
         )
 
     def _hold(self, task: str, service: str, host: Host, demand: Demand) -> Placed:

@@ -201,8 +201,10 @@ class Restarts:
             return None
         if rules.is_job(service.spec) and task.iteration != service.iteration:
             return None
-        if not task.slot and not self._scheduler.eligible(service.spec, task.node):
-            return None
+        if not task.slot:
+            demand = self._scheduler.demand_for(task.service, service.version, service.spec)
+            if not self._scheduler.eligible(demand, task.node):
+                return None
         newer = [other for other, _ in self._slots.live_at(task.service, rules.place_of(task))]
         if newer and newer[-1] != key:
             return None

@@ -150,7 +150,8 @@ class Scheduler:
             demand = self._demands[key] = demand_of(spec, self._addresses.features_of(spec))
         return demand
 
-    def _demand_of(self, service: str, version: int, spec: ServiceSpec) -> Demand:
+    def demand_for(self, service: str, version: int, spec: ServiceSpec) -> Demand:
+        """What tasks of this version of a service ask of a node."""
         key = spec_key(service, version)
         demand = self._demands.get(key)
         if demand is None:
@@ -159,11 +160,11 @@ class Scheduler:
                 self._demands[key] = demand
         return demand
 
-    def eligible(self, spec: ServiceSpec, node: str) -> bool:
-        """True if a global service has a task on the node: it is usable and passes the
-        constraints.
+    def eligible(self, demand: Demand, node: str) -> bool:
+        """True if a global service has a task on the node: it is usable, passes the constraints,
+        and its kernel has what the networks need.
         """
-        return rules.usable(self._store, node) and self.placement.suits(node, demand_of(spec))
+        return rules.usable(self._store, node) and self.placement.suits(node, demand)
 
     # --- placing ----------------------------------------------------------------------------------
 
@@ -185,7 +186,7 @@ class Scheduler:
     ) -> None:
         now = self._clock.now()
         keys = list(drafts)
-        demand = self._demand_of(service, drafts[keys[0]].version, spec)
+        demand = self.demand_for(service, drafts[keys[0]].version, spec)
         networks = self._addresses.networks_of(spec)
         if rules.is_global(spec):
             for key in keys:
@@ -354,7 +355,7 @@ class Scheduler:
         spec = rules.spec_of(self._store, service, version)
         if spec is None:
             return []
-        demand = self._demand_of(service, version, spec)
+        demand = self.demand_for(service, version, spec)
         tasks = {key: entry.record for key, entry in found.items()}
         hopeless = (demand.filters, demand.need)
         if hopeless in full and demand.need != NOTHING and not rules.is_global(spec):

@@ -33,6 +33,7 @@ from engine.manager import tasks as rules
 from engine.manager.clock import SECOND, Clock
 from engine.manager.global_ import is_open
 from engine.manager.loops import Acting
+from engine.manager.placement import Demand
 from engine.manager.records import (
     NODE_DATA,
     NODES,
@@ -239,7 +240,8 @@ class Updates:
         if self._store.get(SERVICES, key) is not entry or self._store.get(SERVICE_STATUS, key) is not status_entry:
             self._dirty[key] = None  # changed meanwhile
             return
-        to_begin = [at for at in places if ((at.old and not at.new) or at.ended) and self._may_begin(at.place)]
+        demand = self._scheduler.demand_for(key, service.version, service.spec)
+        to_begin = [at for at in places if ((at.old and not at.new) or at.ended) and self._may_begin(at.place, demand)]
         work = to_begin or any((at.old and at.new) or len(at.new) > 1 for at in places)
         if not work and update.state not in GOING_ON:
             self._active.discard(key)
@@ -285,9 +287,11 @@ class Updates:
             return None
         return _At(place, new, old, ended, begun)
 
-    def _may_begin(self, place: Place) -> bool:
-        """False for a node that gets no new tasks now: what it has stays until it does."""
-        return isinstance(place, int) or is_open(self._store, place)
+    def _may_begin(self, place: Place, demand: Demand) -> bool:
+        """False for a node that gets no new tasks now: what it has stays until it does. What the
+        new spec has no place for is ended by `global_.py`.
+        """
+        return isinstance(place, int) or (is_open(self._store, place) and self._scheduler.eligible(demand, place))
 
     def _outdated(self, key: str, service: ServiceRecord, task: Task) -> bool:
         if task.version == service.version:
@@ -391,8 +395,6 @@ class Updates:
         births: list[Birth] = []
         for at in chosen:
             node = "" if isinstance(at.place, int) else at.place
-            if node and not self._scheduler.eligible(service.spec, node):
-                continue  # global_.py ends its task
             stays = config.order == START_FIRST and any(self._is_running(item) for item in at.old)
             before = next(
                 (name for name, _ in reversed(self._slots.at(key, at.place)) if not rules.over(self._store, name)), ""

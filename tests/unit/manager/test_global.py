@@ -121,6 +121,40 @@ async def test_the_tasks_of_a_removed_node_are_forgotten(store: Store, clock: Fa
         assert len(swarm.all_tasks(agent)) == 1
 
 
+async def test_nodes_whose_kernel_lacks_what_the_networks_need_have_no_task(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock, nodes=2) as swarm:
+        await swarm.node("old", features=())
+        net, secret = await swarm.network(), await swarm.network("secret", "10.0.2.0/24", encrypted=True)
+        agent = await swarm.create("agent", mode=GLOBAL, networks=[net])
+        vault = await swarm.create("vault", mode=GLOBAL, networks=[secret])
+        await swarm.run(1)
+        assert swarm.spread(agent) == {"node01": 1, "node02": 1}
+        assert swarm.spread(vault) == {}
+        await swarm.node("old", features=("overlay", "esp"))
+        await swarm.run(1)
+        assert swarm.spread(agent) == {"node01": 1, "node02": 1, "old": 1}
+        assert swarm.spread(vault) == {"old": 1}
+        await swarm.node("node01", features=())
+        await swarm.run(20)
+        assert swarm.spread(agent) == {"node02": 1, "old": 1}
+
+
+@pytest.mark.parametrize("condition", ["any", "none"])
+async def test_an_update_ends_although_a_node_lacks_what_its_networks_need(
+    store: Store, clock: FakeClock, condition: str
+) -> None:
+    async with leading(store, clock, nodes=2) as swarm:
+        await swarm.node("old", features=())
+        net = await swarm.network()
+        agent = await swarm.create(mode=GLOBAL, restart={"Condition": condition})
+        await swarm.run(1)
+        assert len(swarm.running(agent)) == 3
+        await swarm.update(agent, mode=GLOBAL, networks=[net], restart={"Condition": condition})
+        await swarm.run(60)
+        assert swarm.spread(agent) == {"node01": 1, "node02": 1}
+        assert swarm.update_state(agent) == "completed"
+
+
 async def test_other_platforms_have_no_task(store: Store, clock: FakeClock) -> None:
     async with leading(store, clock, nodes=1) as swarm:
         await swarm.node("arm", Platform={"OS": "linux", "Architecture": "aarch64"})

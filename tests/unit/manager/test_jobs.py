@@ -85,6 +85,18 @@ async def test_a_global_job_runs_once_on_each_node(store: Store, clock: FakeCloc
         assert complete(swarm, batch) == len(swarm.all_tasks(batch)) == 4
 
 
+async def test_a_global_job_does_without_nodes_that_lack_what_its_networks_need(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock, nodes=2) as swarm:
+        swarm.agents.fate = lambda key, task: (TaskState.COMPLETE, 1.0)
+        await swarm.node("old", features=())
+        batch = await swarm.create(mode={"GlobalJob": {}}, networks=[await swarm.network()])
+        await swarm.run(10)
+        assert complete(swarm, batch) == len(swarm.all_tasks(batch)) == 2
+        await swarm.node("old")
+        await swarm.run(10)
+        assert complete(swarm, batch) == len(swarm.all_tasks(batch)) == 3
+
+
 async def test_a_drained_node_gives_its_task_to_another_one(store: Store, clock: FakeClock) -> None:
     async with leading(store, clock, nodes=2) as swarm:
         batch = await swarm.create(mode=job(2))
