@@ -1,9 +1,10 @@
 """Virtual addresses of services, and addresses of containers on attachable networks.
 
 A service has one virtual address on each network that its tasks are on, in the status record
-(`ServiceStatus.endpoint`), unless its mode is `dnsrr`. It keeps them until it is removed, or does
-not need them any more. The loop runs before those that make tasks, so that a new service has its
-virtual addresses before its tasks have theirs.
+(`ServiceStatus.endpoint`), unless its mode is `dnsrr`. It keeps them until it is removed, or until
+neither its spec needs them nor a live task is on their network: an update that takes a network away
+may pause, and what has not been updated is reached as before. The loop runs before those that make
+tasks, so that a new service has its virtual addresses before its tasks have theirs.
 
 An attachment gets the address that its client wants, or the next one; or the reason why there is
 none, which its manager passes on. Attachments of nodes that are gone, or that were refused and not
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from engine.manager import tasks as rules
 from engine.manager.addresses import Addresses
 from engine.manager.clock import SECOND, Clock
 from engine.manager.loops import Acting
@@ -33,6 +35,7 @@ from engine.manager.records import (
     NODES,
     SERVICE_STATUS,
     SERVICES,
+    TASKS,
     AttachmentRecord,
     ServiceStatus,
 )
@@ -63,6 +66,8 @@ class Allocator:
         self._addresses = addresses
         self._services: dict[str, None] = {}
         """To look at."""
+        self._on: dict[tuple[str, str], int] = {}
+        """By service and network: live tasks with an address there."""
         self._attachments: dict[str, None] = {}
         """Without an address."""
         self._exhausted: dict[str, set[str]] = {}
@@ -78,6 +83,11 @@ class Allocator:
                 self._services.pop(event.key, None)
             elif event.old is None or not _alike(event.old.record.spec, event.new.record.spec):
                 self._services[event.key] = None
+        elif kind is TASKS:
+            for entry, change in ((event.new, 1), (event.old, -1)):
+                if entry is not None and entry.record.networks and rules.live(entry.record):
+                    for each in entry.record.networks:
+                        self._count(entry.record.service, each.network, change)
         elif kind is ATTACHMENTS:
             if event.new is not None and _is_open(event.new.record):
                 self._attachments[event.key] = None
@@ -91,6 +101,15 @@ class Allocator:
                     self._services[service] = None
         elif kind is NODES and event.new is None:
             self._sweep_at = 0.0
+
+    def _count(self, service: str, network: str, change: int) -> None:
+        count = self._on.get((service, network), 0) + change
+        if count:
+            self._on[service, network] = count
+        else:
+            del self._on[service, network]
+            if self._store.get(SERVICES, service) is not None:
+                self._services[service] = None
 
     def take_over(self) -> None:
         self._services |= dict.fromkeys(self._store.all(SERVICES))
@@ -151,8 +170,11 @@ class Allocator:
             return None
         spec = entry.record.spec
         status = ServiceStatus() if status_entry is None else status_entry.record
-        wanted = () if _is_dnsrr(spec) else self._addresses.networks_of(spec)
         has = {each.network_id: each for each in status.endpoint.virtual_ips} if status.endpoint is not None else {}
+        wanted: dict[str, None] = {}
+        if not _is_dnsrr(spec):
+            wanted |= dict.fromkeys(self._addresses.networks_of(spec))
+            wanted |= {network: None for network in has if (key, network) in self._on}
         found: list[VirtualIP] = []
         for network in wanted:
             virtual = has.get(network)

@@ -7,6 +7,9 @@ have. A new agent is sent the whole view as it was encoded last, and the log sin
 An endpoint is a task that has an address and has not ended, or an attachment that has an address.
 A node needs the networks of its endpoints, and always the ingress network.
 
+A service is on the networks of its spec, and on those on which it has a virtual address or a live
+task: an update that takes a network away replaces tasks one after another, and may pause.
+
 Traffic is led to a task (`EndpointView.ready`) that its node has reported as ready, until it is
 to be stopped. The tasks of nodes that are taken for lost get traffic only while their service has
 no other ready task: the node may still run them, and only be cut off from the managers.
@@ -38,7 +41,7 @@ from engine.manager.messages import EndpointView, NetworkView, PortView, Service
 from engine.manager.records import AttachmentRecord, NetworkRecord, NodeData, ServiceRecord, Task
 from engine.manager.states import NodeState, Role, TaskState
 from engine.manager.store import Event, Store
-from engine.wire.services import VirtualIP
+from engine.wire.services import ServiceSpec, VirtualIP
 from engine.wire.tasks import NetworkAttachmentConfig
 
 PART = 500
@@ -190,6 +193,8 @@ class NetworkViews:
         """By service: its ready tasks on nodes that are taken for lost."""
         self._of_service: dict[str, frozenset[str]] = {}
         """The networks of a service, if it has any."""
+        self._on: dict[str, dict[str, int]] = {}
+        """By service and network: live tasks that are endpoints."""
         self._addresses: dict[str, str] = {}
         """The data address of each node that has one."""
         self._lost: set[str] = set()
@@ -225,6 +230,7 @@ class NetworkViews:
             network.new_services.clear()
             network.new_nodes.clear()
         self._dirty.clear()
+        self._new_services.clear()
         self._new_nodes.clear()
         self._collected.clear()
 
@@ -374,7 +380,33 @@ class NetworkViews:
                     self._join(key, new.node, each.network)
         task = new or old
         assert task is not None
+        before = old.networks if old is not None and rules.live(old) else ()
+        after = new.networks if new is not None and rules.live(new) else ()
+        if before != after:
+            for each in after:
+                self._count(task.service, each.network, 1)
+            for each in before:
+                self._count(task.service, each.network, -1)
         self._set_ready(key, task, ready)
+
+    def _count(self, service: str, network: str, change: int) -> None:
+        """Count a live task of a service. The service may come to the network with the first one,
+        and leave it with the last.
+        """
+        on = self._on.setdefault(service, {})
+        before = on.get(network, 0)
+        on[network] = before + change
+        if not on[network]:
+            del on[network]
+            if not on:
+                del self._on[service]
+        elif before:
+            return
+        record = self._store.record(records.SERVICES, service)
+        if record is not None:
+            there = network in self._networks_of(service, record)
+            if there != (network in self._of_service.get(service, _EMPTY)):
+                self._new_services.add(service)
 
     def _set_ready(self, key: str, task: Task, ready: bool) -> None:
         """Count a task among those that traffic is led to."""
@@ -436,8 +468,9 @@ class NetworkViews:
             self._of_service.pop(key, None)
 
     def _networks_of(self, key: str, service: ServiceRecord) -> frozenset[str]:
-        """Where a service is: as its spec says, and where it has a virtual address."""
-        found = {each.target for each in _attachments(service)}
+        """Where a service is: as its spec says, and where it has a virtual address or tasks."""
+        found = {each.target for each in _attachments(service.spec)}
+        found |= self._on.get(key, {}).keys()
         found |= {each.network_id for each in _virtual_addresses(self._store, key)}
         if any(port.publish_mode in {"", "ingress"} for port in service.ports):
             found |= self._ingress
@@ -554,7 +587,9 @@ class NetworkViews:
                 continue
             virtual = _virtual_addresses(self._store, key)
             address = next((each.addr for each in virtual if each.network_id == network.id), "")
-            aliases = next((each.aliases for each in _attachments(service) if each.target == network.id), ())
+            specs = (service.spec,) if service.previous is None else (service.spec, service.previous)
+            attachments = (each for spec in specs for each in _attachments(spec))
+            aliases = next((each.aliases for each in attachments if each.target == network.id), ())
             ports: tuple[PortView, ...] = ()
             if network.id in self._ingress:
                 ports = tuple(
@@ -710,8 +745,8 @@ def _definition(record: NetworkRecord) -> NetworkView:
     )
 
 
-def _attachments(service: ServiceRecord) -> list[NetworkAttachmentConfig]:
-    return service.spec.task_template.networks or service.spec.networks
+def _attachments(spec: ServiceSpec) -> list[NetworkAttachmentConfig]:
+    return spec.task_template.networks or spec.networks
 
 
 def _virtual_addresses(store: Store, key: str) -> list[VirtualIP]:

@@ -9,6 +9,7 @@ from engine.manager.records import (
     SERVICE_STATUS,
     TASK_STATUS,
     TASKS,
+    Attached,
     AttachmentRecord,
     new_id,
 )
@@ -16,7 +17,7 @@ from engine.manager.states import NodeState, TaskState
 from engine.manager.store import Delete, Put, Store
 from tests.fakes.clock import FakeClock
 from tests.fakes.etcd import FakeEtcd
-from tests.fakes.swarm import Swarm, leading
+from tests.fakes.swarm import Swarm, leading, seconds
 
 HTTP = [{"Protocol": "tcp", "TargetPort": 80, "PublishedPort": 8080, "PublishMode": "ingress"}]
 
@@ -159,6 +160,30 @@ async def test_virtual_addresses_stay_and_go_with_the_service(store: Store, cloc
         assert store.all(SERVICE_STATUS) == {}
         assert swarm.addresses.exhausted([net]) == ""
         assert swarm.addresses.held(web) == ()
+
+
+async def test_a_virtual_address_stays_while_a_paused_update_leaves_tasks(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        a, b = await swarm.network("a"), await swarm.network("b", "10.0.2.0/24")
+        update = {"Parallelism": 1, "Delay": seconds(5), "FailureAction": "pause"}
+        web = await swarm.create(replicas=3, networks=[a], update=update)
+        await swarm.run(1)
+        bad = True
+        swarm.agents.fate = lambda key, task: (TaskState.FAILED, 1.0) if bad and task.version == 2 else None
+        await swarm.update(web, replicas=3, networks=[b], update=update)
+        await swarm.run(30)
+        assert swarm.update_state(web) == "paused"
+        assert {each.network for task in swarm.tasks(web).values() for each in task.networks} == {a, b}
+        assert swarm.virtual_ips(web) == {a: "10.0.1.2/24", b: "10.0.2.2/24"}
+        await swarm.lead()
+        await swarm.run(1)
+        assert swarm.virtual_ips(web) == {a: "10.0.1.2/24", b: "10.0.2.2/24"}
+        bad = False
+        await swarm.update(web, replicas=3, networks=[b], update=update)
+        await swarm.run(60)
+        assert swarm.update_state(web) == "completed"
+        assert swarm.virtual_ips(web) == {b: "10.0.2.2/24"}
+        assert not set(swarm.addresses.held(web)) - {Attached(b, "10.0.2.2")}
 
 
 async def test_the_ingress_network_may_come_later(store: Store, clock: FakeClock) -> None:

@@ -151,6 +151,8 @@ def expect(store: Store, agent: Agent) -> None:
     }
     endpoints: dict[str, dict[str, tuple[str, str, str]]] = {id: {} for id in (*NETWORKS, INGRESS)}
     ready: dict[str, list[str]] = {}
+    live: dict[str, set[str]] = {id: set() for id in endpoints}
+    """The services with live tasks on each network."""
     for key, entry in store.all(records.TASKS).items():
         status = store.record(records.TASK_STATUS, key)
         record = entry.record
@@ -158,6 +160,8 @@ def expect(store: Store, agent: Agent) -> None:
             continue
         for each in record.networks:
             endpoints[each.network][key] = (record.node, each.address, record.service)
+            if record.desired <= 576:
+                live[each.network].add(record.service)
         if status is not None and status.ready and status.state == TaskState.RUNNING and record.desired <= 576:
             ready.setdefault(record.service, []).append(key)
     attached = {}
@@ -178,7 +182,7 @@ def expect(store: Store, agent: Agent) -> None:
         for key, entry in store.all(records.SERVICES).items():
             spec = entry.record.spec
             found = next((each for each in spec.task_template.networks if each.target == id), None)
-            if found is not None or (id == INGRESS and entry.record.ports):
+            if found is not None or (id == INGRESS and entry.record.ports) or key in live[id]:
                 services[key] = spec.name
         assert {key: each.name for key, each in have.services.items()} == services
     needs = {id for id, of in endpoints.items() if any(node == agent.node for node, _, _ in of.values())}
@@ -260,7 +264,7 @@ async def test_random_changes(store: Store, clock: FakeClock, seed: int, monkeyp
     await w.flush()
     for agent in w.agents.values():
         assert not agent.networks
-    for left in ("_networks", "_needs", "_live", "_attached", "_sound", "_doubtful", "_of_service", "_ingress"):
+    for left in ("_networks", "_needs", "_live", "_attached", "_sound", "_doubtful", "_of_service", "_on", "_ingress"):
         assert not getattr(w.views, left), left
 
 
@@ -313,7 +317,34 @@ async def test_names_addresses_and_ports_of_services(store: Store, clock: FakeCl
     await w.commit(Put(records.SERVICES, "s1", on_networks("web", "a")))
     assert "s1" in outer.services  # it has its virtual address yet
     await w.commit(Put(records.SERVICE_STATUS, "s1", virtual(a="10.0.1.2/24")))
+    assert "s1" in outer.services  # it has a task there yet
+    await w.commit(Put(records.TASKS, "t1", on("a", INGRESS, slot=3, desired=TaskState.SHUTDOWN)))
     assert "s1" not in outer.services
+
+
+async def test_a_service_stays_on_a_network_until_its_last_task_there_is_stopped(
+    store: Store, clock: FakeClock
+) -> None:
+    w = await world(store, clock, ingress=False)
+    agent = await w.agent("n1")
+    old = on_networks("web", "a", aliases=("www",))
+    await w.commit(
+        Put(records.SERVICES, "s1", old),
+        Put(records.TASKS, "t1", on("a")),
+        Put(records.TASKS, "t2", on("a", node="n2")),
+    )
+    new = on_networks("web", "b", previous=old.spec, version=2)
+    await w.commit(Put(records.SERVICES, "s1", new))
+    await w.commit(Put(records.TASKS, "t2", on("a", node="n2", desired=TaskState.SHUTDOWN)))
+    web = agent.networks["a"].services["s1"]
+    assert (web.name, web.address, web.aliases) == ("web", "", ("www",))
+    await w.commit(Put(records.TASKS, "t3", on("b")))
+    assert agent.networks["b"].services.keys() == {"s1"}
+    sent = len(agent.views)
+    await w.commit(Put(records.TASKS, "t1", on("a", desired=TaskState.SHUTDOWN)))
+    assert len(agent.views) == sent + 1
+    assert not agent.networks["a"].services
+    assert agent.networks["a"].endpoints.keys() == {"t1", "t2"}
 
 
 async def test_traffic_is_led_to_what_is_ready(store: Store, clock: FakeClock) -> None:
