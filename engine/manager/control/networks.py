@@ -235,10 +235,10 @@ async def create(context: Context, call: Call) -> bytes:
 
 async def _create(context: Context, wanted: NetworkCreate) -> bytes:
     store = context.store
-    record, changes, compares = networks.new(store, wanted, context.clock.now())
-    claim = name_claim("network", record.name)
+    claim = name_claim("network", wanted.name)
     if store.get(CLAIMS, claim) is not None:
-        raise Conflict(f"network with name {record.name} already exists")
+        raise Conflict(f"network with name {wanted.name} already exists")
+    record, changes, compares = networks.new(store, wanted, context.clock.now())
     other = networks.ingress(store) if record.ingress else None
     if other is not None:
         raise Conflict(f"network {record.name}: ingress network ({other.key}) is already present")

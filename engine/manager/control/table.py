@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from engine.errors import Conflict, InvalidParameter, NotFound, Unavailable
+from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unavailable
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock
 from engine.manager.control import events, networks, nodes, services, swarm, tasks
@@ -115,7 +115,7 @@ class Control:
                 raise
             except Stale:
                 await self._store.current()
-            except (NotFound, InvalidParameter, Conflict, Precondition):
+            except (NotFound, InvalidParameter, Forbidden, Conflict, Precondition):
                 if refused:
                     raise
                 refused = True

@@ -134,6 +134,22 @@ async def test_given_subnets(swarm: Swarm) -> None:
         await made(swarm, "other", **subnets("10.255.7.0/24"))
 
 
+async def test_a_name_that_is_taken_comes_before_its_subnet(swarm: Swarm) -> None:
+    await swarm.found()
+    await made(swarm, **subnets("172.30.0.0/24"))
+    with pytest.raises(Conflict, match="network with name net already exists"):
+        await made(swarm, **subnets("172.30.0.0/24"))
+
+
+async def test_a_subnet_that_another_manager_has_just_released(swarm: Swarm, etcd: FakeEtcd) -> None:
+    await swarm.found()
+    key = await made(swarm, **subnets("172.30.0.0/24"))
+    etcd.delete_now(NETWORKS.path(key))  # the watch has not delivered it yet
+    assert swarm.store.get(NETWORKS, key) is not None
+    other = await made(swarm, "other", **subnets("172.30.0.0/24"))
+    assert set(swarm.store.all(NETWORKS)) >= {other}
+
+
 BAD: list[tuple[dict[str, Any], type[EngineError], str]] = [
     (body(""), InvalidParameter, "name"),
     (body("a b"), InvalidParameter, "'a b'.*DNS"),
