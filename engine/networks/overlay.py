@@ -449,27 +449,35 @@ class OverlayDriver:
     def _complete_routes(self, space: Space) -> bool:
         """Routes and neighbours of all endpoints. Returns True if any was missing."""
         indexes = {link.name: link.ifindex for link in space.inside.links()}
-        ends = {address: indexes.get(sandboxes.host_end(each)) for address, each in space.local.items()}
+        # A container may end at any moment (`released`): its link, its MAC and itself are gone
+        # then.
+        local = [*space.local.items()]
+        ends = {address: indexes.get(sandboxes.host_end(each)) for address, each in local}
         routes = {(each.to, each.via, each.ifindex) for each in space.inside.routes()}
         missing: list[Request] = []
         for address, node in space.peers.items():
             to = _host(address)
             if address not in space.local and (to, node, space.vxlan) not in routes:
                 missing.append(rtnl.add_route(to, space.vxlan, node))
+        of_ends: list[Request] = []
         for address, index in ends.items():
             to = _host(address)
             if index is not None and (to, None, index) not in routes:
-                missing.append(rtnl.add_route(to, index))
+                of_ends.append(rtnl.add_route(to, index))
         neighbours = {(each.ifindex, each.address) for each in space.inside.neighbours()}
         forwarding = {(each.ifindex, each.address) for each in space.inside.neighbours(forwarding=True)}
         for node in {*space.nodes, *space.known}:
             if not {(space.vxlan, node)} <= neighbours & forwarding:
                 missing += _to_node(space.vxlan, node)
         for address, index in ends.items():
-            if index is not None and (index, address) not in neighbours:
-                missing.append(rtnl.add_neighbour(index, address, space.macs[address]))
+            mac = space.macs.get(address)
+            if index is not None and mac is not None and (index, address) not in neighbours:
+                of_ends.append(rtnl.add_neighbour(index, address, mac))
         space.inside.apply(*missing)
-        return bool(missing)
+        for failure in space.inside.outcomes(of_ends):
+            if failure is not None and failure.errno != errno.ENODEV:
+                raise failure
+        return bool(missing or of_ends)
 
     def replug(self, found: Network) -> list[Sandbox]:
         """Attach the containers again whose link is gone: they ran on while daemon and monitor, and
@@ -487,6 +495,9 @@ class OverlayDriver:
                     self._joined(space, address, settings.mac_address, settings.endpoint_id)
                 elif sandbox.namespace >= 0 and self._plug_again(found, sandbox, settings):
                     plugged.append(sandbox)
+                # it has ended meanwhile
+                if found.sandboxes.get(sandbox.container_id) is not sandbox:
+                    self._left(settings.endpoint_id)
         return plugged
 
     def _joined(self, space: Space, address: IPv4Address, mac: str, endpoint_id: str) -> None:
@@ -666,8 +677,9 @@ class OverlayDriver:
         """The kernel removes the veth with the container's namespace, unless a process holds that:
         then `clear` does.
         """
-        if endpoint_id in self._endpoints:
-            self._lingering.append((self._endpoints[endpoint_id][0], sandboxes.host_end(endpoint_id)))
+        known = self._endpoints.get(endpoint_id)
+        if known is not None:
+            self._lingering.append((known[0], sandboxes.host_end(endpoint_id)))
             self._left(endpoint_id)
             self.lingers()
 
@@ -679,12 +691,17 @@ class OverlayDriver:
                     _apply_removals(space.inside, [rtnl.delete_link(end)])
 
     def _left(self, endpoint_id: str) -> IPv4Address | None:
-        """Forget an endpoint; returns its address."""
-        if endpoint_id not in self._endpoints:
+        """Forget an endpoint; returns its address.
+
+        For any thread, also without the space's lock.
+        """
+        known = self._endpoints.pop(endpoint_id, None)
+        if known is None:
             return None
-        space, address = self._endpoints.pop(endpoint_id)
+        space, address = known
         if space.local.get(address) == endpoint_id:
-            del space.local[address], space.macs[address]
+            space.local.pop(address, None)
+            space.macs.pop(address, None)
         return address
 
 

@@ -489,8 +489,9 @@ class Overlays:
                         )
                     await self._rerouted(known.found, plugged)
                     changed |= await self._in_thread(known.balance.mend)
-                except (EngineError, NetfilterError, OSError) as error:
-                    _log.error("network %s: cannot restore it: %s", known.found.record.name, error)
+                except Exception as error:  # whatever it is, repairs go on
+                    bug = not isinstance(error, (EngineError, NetfilterError, OSError))
+                    _log.error("network %s: cannot restore it: %s", known.found.record.name, error, exc_info=bug)
         return changed | await self._mend_ingress()
 
     async def _mend_ingress(self) -> bool:
@@ -501,8 +502,9 @@ class Overlays:
             try:
                 await self._in_thread(self._drivers.overlays.lead, found, found.pools[4].subnet)
                 changed = await self._in_thread(ingress.mend)
-            except (EngineError, NetfilterError, OSError) as error:
-                _log.error("published ports of services: cannot restore them: %s", error)
+            except Exception as error:
+                bug = not isinstance(error, (EngineError, NetfilterError, OSError))
+                _log.error("published ports of services: cannot restore them: %s", error, exc_info=bug)
                 return False
         if changed:
             _log.warning("published ports of services: parts were missing and have been restored")
@@ -510,6 +512,8 @@ class Overlays:
 
     async def _rerouted(self, found: Network, plugged: Iterable[Sandbox]) -> None:
         for each in plugged:
+            if found.sandboxes.get(each.container_id) is not each:
+                continue  # it has ended meanwhile
             gateways = endpoints.default_gateways(each.endpoints.values(), self._by_id)
             await self._in_thread(self._drivers.route, each.container_id, found, each.namespace, gateways)
 

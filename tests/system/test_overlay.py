@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Coroutine, Iterator
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,10 +21,10 @@ import pytest
 
 from engine.config import Config
 from engine.errors import Forbidden, NotFound, ServerError
-from engine.networks import overlay, sandboxes
+from engine.networks import overlay, overlays, sandboxes
 from engine.networks.attachments import Lent
 from engine.networks.network import NetworkRecord, Overlay
-from engine.networks.overlay import UPLINK, VXLAN
+from engine.networks.overlay import UPLINK, VXLAN, _there
 from engine.storage.records import Records
 from engine.system import namespaces, netfilter
 from engine.system.netlink import rtnl, xfrm
@@ -387,6 +387,89 @@ def test_repair(hosts: list[Host], web: NetworkRecord) -> None:
 def RouteSocketIn(descriptor: int) -> Iterator[RouteSocket]:
     with namespaces.inside_network(descriptor), RouteSocket() as kernel:
         yield kernel
+
+
+@pytest.mark.parametrize("moment", ["host_end", "routes", "neighbours"])
+def test_a_container_that_ends_during_a_repair(
+    hosts: list[Host], web: NetworkRecord, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The repair completes everything else."""
+    host = hosts[0]
+    host.adopt(web)
+    host.peers(web, {"10.0.0.20": hosts[1].address})
+    containers = [host.start(f"one{number}", (web, f"10.0.0.{number}")) for number in range(10, 13)]
+    space, driver = host.space(web), host.networks.drivers.overlays
+    ending = [containers[1].endpoints["web"].endpoint_id]
+    with RouteSocketIn(space.descriptor) as kernel:
+        lost = rtnl.delete_route(IPv4Network("10.0.0.20"), space.vxlan)
+        of_one = rtnl.delete_route(IPv4Network("10.0.0.11"), _there(kernel, sandboxes.host_end(ending[0])).ifindex)
+        kernel.apply(lost, of_one)
+
+    def end() -> None:
+        """The kernel has removed its namespace, and the event loop releases the endpoint."""
+        endpoint_id = ending.pop()
+        with RouteSocketIn(space.descriptor) as kernel:
+            kernel.apply(rtnl.delete_link(sandboxes.host_end(endpoint_id)))
+        driver._left(endpoint_id)
+
+    reads = sandboxes if moment == "host_end" else space.inside
+    read = getattr(reads, moment)
+
+    def reading(*arguments: Any, **options: Any) -> Any:
+        result = read(*arguments, **options)
+        if ending and threading.current_thread() is threading.main_thread():
+            end()
+        return result
+
+    monkeypatch.setattr(reads, moment, reading)
+    with space.lock:
+        assert driver._complete_routes(space)
+    assert not ending and len(space.local) == len(space.macs) == 2
+    with RouteSocketIn(space.descriptor) as kernel:
+        assert any(str(each.to) == "10.0.0.20/32" for each in kernel.routes())
+
+
+def test_an_endpoint_that_is_released_during_a_repair(
+    hosts: list[Host], web: NetworkRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address is not taken for one of this node afterwards."""
+    host = hosts[0]
+    host.adopt(web)
+    host.start("one", (web, "10.0.0.10"))
+    driver = host.networks.drivers.overlays
+    joined = driver._joined
+
+    def late(*arguments: Any) -> None:
+        asyncio.run_coroutine_threadsafe(host.networks.leave("one"), host.loop).result(10)
+        joined(*arguments)
+
+    monkeypatch.setattr(driver, "_joined", late)
+    host.do(asyncio.to_thread(driver.mend, host.networks.by_id[web.id]))
+    assert not host.space(web).local and not driver._endpoints
+    monkeypatch.undo()
+    host.leave("one")
+
+
+def test_repairs_go_on_after_a_failure(
+    hosts: list[Host], web: NetworkRecord, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(overlays, "LOOK", 0.05)
+    host = hosts[0]
+    host.adopt(web)
+    failures: list[Exception] = [KeyError("bug"), RuntimeError("another")]
+    mend = host.networks.drivers.overlays.mend
+
+    def failing(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return mend(*arguments)
+
+    monkeypatch.setattr(host.networks.drivers.overlays, "mend", failing)
+    until("both have failed", lambda: not failures)
+    with RouteSocketIn(host.space(web).descriptor) as kernel:
+        kernel.apply(rtnl.delete_link(UPLINK))
+    until("it is repaired", lambda: f"ov-{web.id[:12]}" in host.links())
+    assert "cannot restore it: another" in caplog.text
 
 
 def test_a_restart_of_the_engine(hosts: list[Host], web: NetworkRecord) -> None:
