@@ -177,9 +177,11 @@ class Attachments:
             if linked:
                 gateways = endpoints.default_gateways((given for _, given in linked), self._networks.by_id)
                 sandbox.namespace, ids = await self._networks.workers.undone_if_cancelled(
-                    _close_built, self._drivers.new_sandbox, container_id, linked, gateways
+                    lambda built: self._drivers.close_sandbox(linked, *built),
+                    *(self._drivers.new_sandbox, container_id, linked, gateways),
                 )
-                undo.callback(sandboxes.close, sandbox.namespace)
+                undo.push_async_callback(self._in_thread, self._drivers.close_sandbox, linked, sandbox.namespace, ids)
+                undo.callback(sandbox.endpoints.clear)  # or a repair would attach them again
             numbers = iter(ids)
             for found, given in plans:
                 endpoint_id = next(numbers) if found.pools else secrets.token_hex(32)
@@ -660,7 +662,3 @@ def _path(namespace: int) -> str:
     is open.
     """
     return f"/proc/{os.getpid()}/fd/{namespace}" if namespace >= 0 else ""
-
-
-def _close_built(built: tuple[int, list[str]]) -> None:
-    sandboxes.close(built[0])

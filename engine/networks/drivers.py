@@ -298,9 +298,23 @@ class Drivers:
                 with error_context(first, container_id):
                     sandboxes.route(namespace, gateways)
         except BaseException:
-            sandboxes.close(namespace)
+            self.close_sandbox(plans, namespace, ids)
             raise
         return namespace, ids
+
+    def close_sandbox(
+        self, plans: Sequence[tuple[Network, EndpointSettings]], namespace: int, ids: Sequence[str]
+    ) -> None:
+        """Undo `new_sandbox`. Without ids for the last plans, these have no endpoints. Failures are
+        logged.
+        """
+        for (found, given), endpoint_id in zip(plans, ids, strict=False):
+            settings = msgspec.structs.replace(given, endpoint_id=endpoint_id)
+            try:
+                self.of(found).unplug(found, namespace, settings)
+            except (EngineError, OSError) as error:
+                _log.warning("network %s: undoing an endpoint: %s", found.record.name, error)
+        sandboxes.close(namespace)
 
     def plug(self, container_id: str, found: Network, namespace: int, given: EndpointSettings) -> str:
         """Add an endpoint to a sandbox in use; returns its id."""

@@ -28,6 +28,7 @@ from engine.networks.overlay import UPLINK, VXLAN, _there
 from engine.storage.records import Records
 from engine.system import namespaces, netfilter
 from engine.system.netlink import rtnl, xfrm
+from engine.system.netlink.codec import NetlinkError
 from engine.system.netlink.rtnl import RouteSocket
 from engine.system.netlink.xfrm import KEY, Association, XfrmSocket
 from engine.wire.containers import EndpointSettings
@@ -313,6 +314,59 @@ def test_an_endpoint_moves(hosts: list[Host], web: NetworkRecord) -> None:
         host.peers(web, {"10.0.0.20": hosts[2].address})
     assert containers[0].reaches("10.0.0.20") and moved.reaches("10.0.0.10")
     assert not hosts[0].space(web).nodes.get(IPv4Address(hosts[1].address)), "no endpoint is left there"
+
+
+@pytest.mark.parametrize("failing", ["plug", "resolver", "cancelled"])
+def test_the_address_of_a_start_that_failed(
+    hosts: list[Host], web: NetworkRecord, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """This node reaches the endpoint on another node that has the address next."""
+    inner = network("inner", "10.0.16.0/20", "10.0.16.1")
+    host = hosts[0]
+    for each in hosts[:2]:
+        each.adopt(web, 4097)
+        each.adopt(inner, 4098)
+    driver, begun, go_on = host.networks.drivers.overlays, threading.Event(), threading.Event()
+    new_sandbox = driver.new_sandbox
+
+    def refused(*_: Any) -> Any:
+        raise NetlinkError(12, "Cannot allocate memory")
+
+    async def not_served(*_: Any, **__: Any) -> None:
+        raise ServerError("resolver: Cannot allocate memory")
+
+    def slow(*arguments: Any) -> Any:
+        made = new_sandbox(*arguments)
+        begun.set()
+        go_on.wait(10)
+        return made
+
+    async def cancelled() -> None:
+        wanted = {web.name: EndpointSettings(network_id=web.id)}
+        host.lending[web.name] = IPv4Address("10.0.0.10")
+        starting = asyncio.ensure_future(host.networks.join("one", "one", wanted, web.name))
+        await asyncio.to_thread(begun.wait, 10)
+        starting.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    if failing == "cancelled":
+        monkeypatch.setattr(driver, "new_sandbox", slow)
+        host.do(cancelled())
+    else:
+        where, name, failure = (
+            (driver, "plug", refused) if failing == "plug" else (host.networks, "_serve_names", not_served)
+        )
+        monkeypatch.setattr(where, name, failure)
+        with pytest.raises(ServerError, match="Cannot allocate memory"):
+            host.start("one", (web, "10.0.0.10"), (inner, "10.0.16.10"))
+    monkeypatch.undo()
+    assert not host.space(web).local and not driver._endpoints
+    client, server = host.start("client", (web, "10.0.0.11")), hosts[1].start("server", (web, "10.0.0.10"))
+    hosts[1].peers(web, {"10.0.0.11": host.address})
+    host.peers(web, {"10.0.0.10": hosts[1].address})
+    assert client.reaches("10.0.0.10") and server.reaches("10.0.0.11")
 
 
 def test_removal(hosts: list[Host], web: NetworkRecord) -> None:
