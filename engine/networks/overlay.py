@@ -465,9 +465,9 @@ class OverlayDriver:
             if index is not None and (to, None, index) not in routes:
                 of_ends.append(rtnl.add_route(to, index))
         neighbours = {(each.ifindex, each.address) for each in space.inside.neighbours()}
-        forwarding = {(each.ifindex, each.address) for each in space.inside.neighbours(forwarding=True)}
+        led = neighbours & {(each.ifindex, each.address) for each in space.inside.neighbours(forwarding=True)}
         for node in {*space.nodes, *space.known}:
-            if not {(space.vxlan, node)} <= neighbours & forwarding:
+            if (space.vxlan, node) not in led:
                 missing += _to_node(space.vxlan, node)
         for address, index in ends.items():
             mac = space.macs.get(address)

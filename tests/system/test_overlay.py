@@ -596,6 +596,22 @@ def test_many_endpoints(hosts: list[Host], web: NetworkRecord) -> None:
     assert container.reaches("10.0.0.20")
 
 
+def test_many_nodes(hosts: list[Host], web: NetworkRecord) -> None:
+    """The comparison with the kernel takes time in proportion to the nodes, not to their square."""
+    host = hosts[0]
+    host.adopt(web)
+    found, space, driver = host.networks.by_id[web.id], host.space(web), host.networks.drivers.overlays
+
+    def compared(count: int) -> float:
+        driver.set_nodes(found, [IPv4Address(f"{NET}.0") + number for number in range(count)])
+        begun = time.thread_time()
+        assert not driver._complete_routes(space)
+        return time.thread_time() - begun
+
+    few = min(compared(500) for _ in range(3))
+    assert min(compared(4000) for _ in range(2)) < 20 * few
+
+
 def test_policies_of_encryption() -> None:
     """The kernel takes them, as iproute2 shows."""
     one = Association(IPv4Address("10.0.0.1"), IPv4Address("10.0.0.2"), 0x1234, 7, bytes(range(KEY)))
