@@ -501,9 +501,13 @@ class Ingress:
                 return
             except NetlinkError as error:
                 _log.warning("%s: reconciling the table", error)
-        if kernel.layout(self._table) != self._layout:
+        if self._missing(kernel):
             self._install(kernel)
         self._reconcile(kernel, self._read(kernel))
+
+    def _missing(self, kernel: NftSocket) -> bool:
+        """True if the rules are not there as they were installed, or never were."""
+        return not self._layout or kernel.layout(self._table) != self._layout
 
     def _install(self, kernel: NftSocket) -> None:
         """Put the table with its elements in place of what is there."""
@@ -544,7 +548,7 @@ class Ingress:
 
     def _repair(self, elements: bool) -> bool:
         with self._on_host() as kernel:
-            missing = kernel.layout(self._table) != self._layout
+            missing = self._missing(kernel)
             if missing:
                 self._install(kernel)
             return ((elements or missing) and self._reconcile(kernel, self._read(kernel))) or missing

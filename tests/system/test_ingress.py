@@ -401,6 +401,30 @@ def test_what_others_remove_comes_back(swarm: Swarm) -> None:
         assert swarm.client.ask(str(host.address), 80) == ("a", CLIENT)
 
 
+@pytest.mark.parametrize("by", ["set_ports", "mend"])
+def test_the_first_rules_are_refused(swarm: Swarm, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """The next change or repair installs them."""
+    swarm.task(swarm.hosts[0], "10.255.0.5").serve("a", 8080)
+    host, run = swarm.hosts[0], netfilter.run
+
+    def refused(text: str) -> str:
+        if "-ingress" in text:
+            raise netfilter.NetfilterError("Could not process rule: Cannot allocate memory")
+        return run(text)
+
+    ports = {("tcp", 80): (8080, [IPv4Address("10.255.0.5")])}
+    with monkeypatch.context() as patched:
+        patched.setattr(netfilter, "run", refused)
+        with pytest.raises(netfilter.NetfilterError):
+            host.run(host.ingress.set_ports, ports)
+    if by == "mend":
+        assert host.run(host.ingress.mend)
+    else:
+        assert host.run(host.ingress.set_ports, ports)[0] == {}
+    assert swarm.client.ask(str(host.address), 80) == ("a", CLIENT)
+    assert not host.run(host.ingress.mend)
+
+
 def test_the_next_daemon_goes_on(swarm: Swarm) -> None:
     """An open connection lives on, and ports that are not published any more are closed."""
     swarm.task(swarm.hosts[0], "10.255.0.5").serve("a", 8080)
