@@ -132,6 +132,8 @@ class Space:
         """Peers of an earlier daemon that this one has not been told of yet."""
         self.macs: dict[IPv4Address, str] = {}
         """Of the endpoints on this host."""
+        self.incomplete = False
+        """A change of peers or nodes has failed: the kernel may lack any part of it."""
         self.stock: _Stock | None = None
         """Made when the first container starts on the network."""
         self.closed = False
@@ -263,7 +265,7 @@ class OverlayDriver:
         if space is not None:
             with space.lock:
                 if self._complete(found, space):
-                    self._complete_routes(space)
+                    self._complete_routes(found, space)
             return space
         space = _opened(descriptor) if descriptor >= 0 else _new()
         try:
@@ -427,7 +429,7 @@ class OverlayDriver:
         with space.lock:
             completed = self._complete(found, space)
             plugged = self.replug(found)
-            return self._complete_routes(space) or completed or bool(plugged), plugged
+            return self._complete_routes(found, space) or completed or bool(plugged), plugged
 
     def settle(self, found: Network) -> list[Sandbox]:
         """Remove what an earlier daemon has left: all peers have been set. Returns the result of
@@ -443,11 +445,16 @@ class OverlayDriver:
                 {each.address for each in space.inside.neighbours() if each.ifindex == space.vxlan} - wanted - {SINK}
             )
             _apply_removals(space.inside, [each for node in strange for each in _from_node(space.vxlan, node)])
-            self._complete_routes(space)
+            self._complete_routes(found, space)
         return plugged
 
-    def _complete_routes(self, space: Space) -> bool:
-        """Routes and neighbours of all endpoints. Returns True if any was missing."""
+    def _complete_routes(self, found: Network, space: Space) -> bool:
+        """Routes and neighbours of all endpoints, and no others.
+
+        Returns True if any was missing.
+        """
+        if space.incomplete:
+            self._encrypt(found, space)
         indexes = {link.name: link.ifindex for link in space.inside.links()}
         # A container may end at any moment (`released`): its link, its MAC and itself are gone
         # then.
@@ -473,11 +480,18 @@ class OverlayDriver:
             mac = space.macs.get(address)
             if index is not None and mac is not None and (index, address) not in neighbours:
                 of_ends.append(rtnl.add_neighbour(index, address, mac))
+        strange = [
+            rtnl.delete_route(to, index)
+            for to, via, index in routes
+            if index == space.vxlan and via is not None and to.prefixlen == 32 and to.network_address not in space.peers
+        ]
+        _apply_removals(space.inside, strange)
         space.inside.apply(*missing)
         for failure in space.inside.outcomes(of_ends):
             if failure is not None and failure.errno != errno.ENODEV:
                 raise failure
-        return bool(missing or of_ends)
+        space.incomplete = False
+        return bool(missing or of_ends or strange)
 
     def replug(self, found: Network) -> list[Sandbox]:
         """Attach the containers again whose link is gone: they ran on while daemon and monitor, and
@@ -518,9 +532,13 @@ class OverlayDriver:
     # --- remote endpoints -------------------------------------------------------------------------
 
     def set_peers(self, found: Network, put: Mapping[IPv4Address, IPv4Address], gone: Collection[IPv4Address]) -> None:
-        """Lead these addresses to these nodes, and no others of `gone` any more."""
+        """Lead these addresses to these nodes, and no others of `gone` any more.
+
+        After a failure the next change, or a repair, does what is missing.
+        """
         space, local = self.space(found), _overlay(found).local
         with space.lock:
+            again, space.incomplete = space.incomplete, True
             requests: list[Request] = []
             removals: list[Request] = []
             for address in gone:
@@ -549,9 +567,12 @@ class OverlayDriver:
                 space.inside.apply(*requests)
             except OSError as error:
                 _log.warning("network %s: %s", found.record.name, error)
-                self._complete_routes(space)
+                again = True
+            if again:
+                self._complete_routes(found, space)
             if not requests:
                 self._encrypt(found, space)
+            space.incomplete = False
 
     def _encrypt(self, found: Network, space: Space, *, again: bool = False) -> None:
         """Packets to and from the nodes of an encrypted network. Before they are routed there."""
@@ -559,9 +580,12 @@ class OverlayDriver:
             self._encryption.set(_overlay(found), {*space.nodes, *space.known}, again=again)
 
     def set_nodes(self, found: Network, nodes: Collection[IPv4Address]) -> None:
-        """The VXLAN leads to these data addresses, besides those of nodes with endpoints."""
+        """The VXLAN leads to these data addresses, besides those of nodes with endpoints. A failure
+        is as in `set_peers`.
+        """
         space, local = self.space(found), _overlay(found).local
         with space.lock:
+            again, space.incomplete = space.incomplete, True
             wanted = frozenset(nodes) - {local}
             added, left = wanted - space.known, space.known - wanted
             space.known = wanted
@@ -573,6 +597,9 @@ class OverlayDriver:
             space.inside.apply(
                 *(each for node in added if node not in space.nodes for each in _to_node(space.vxlan, node))
             )
+            if again:
+                self._complete_routes(found, space)
+            space.incomplete = False
 
     # --- the host's routes to endpoints -----------------------------------------------------------
 

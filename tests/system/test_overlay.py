@@ -477,7 +477,7 @@ def test_a_container_that_ends_during_a_repair(
 
     monkeypatch.setattr(reads, moment, reading)
     with space.lock:
-        assert driver._complete_routes(space)
+        assert driver._complete_routes(host.networks.by_id[web.id], space)
     assert not ending and len(space.local) == len(space.macs) == 2
     with RouteSocketIn(space.descriptor) as kernel:
         assert any(str(each.to) == "10.0.0.20/32" for each in kernel.routes())
@@ -605,11 +605,63 @@ def test_many_nodes(hosts: list[Host], web: NetworkRecord) -> None:
     def compared(count: int) -> float:
         driver.set_nodes(found, [IPv4Address(f"{NET}.0") + number for number in range(count)])
         begun = time.thread_time()
-        assert not driver._complete_routes(space)
+        assert not driver._complete_routes(found, space)
         return time.thread_time() - begun
 
     few = min(compared(500) for _ in range(3))
     assert min(compared(4000) for _ in range(2)) < 20 * few
+
+
+@pytest.mark.parametrize("failing", ["encryption", "removals", "additions"])
+@pytest.mark.parametrize("then", ["set_peers", "mend"])
+def test_a_change_that_fails(
+    hosts: list[Host], web: NetworkRecord, monkeypatch: pytest.MonkeyPatch, failing: str, then: str
+) -> None:
+    """What it has left out, additions and removals, is done by the next one, or by a repair."""
+    container = spread(hosts, web, "10.0.0", 4097)[0]
+    host, space, driver = hosts[0], hosts[0].space(web), hosts[0].networks.drivers.overlays
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise NetlinkError(12, "Cannot allocate memory")
+
+    with monkeypatch.context() as patched:
+        if failing == "encryption":
+            patched.setattr(driver, "_encrypt", refused)
+        elif failing == "removals":
+            patched.setattr(overlay, "_apply_removals", refused)
+        else:
+            patched.setattr(space.inside, "apply", refused)
+        for _ in range(2):
+            with pytest.raises(ServerError, match="Cannot allocate memory"):
+                host.peers(web, {"10.0.0.21": hosts[1].address, "10.0.0.31": hosts[2].address}, "10.0.0.20")
+            host.do(host.overlays.mend())
+    if then == "mend":
+        assert host.do(host.overlays.mend())
+    else:
+        host.peers(web, {"10.0.0.21": hosts[1].address}, "10.0.0.20")
+    assert not host.do(host.overlays.mend())
+    with RouteSocketIn(space.descriptor) as kernel:
+        led = {str(each.to.network_address) for each in kernel.routes() if each.ifindex == space.vxlan}
+    assert led == {"10.0.0.21", "10.0.0.30", "10.0.0.31"}
+    assert container.reaches("10.0.0.30")
+
+
+def test_nodes_that_were_refused(hosts: list[Host], web: NetworkRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = hosts[0]
+    host.adopt(web)
+    found, space, driver = host.networks.by_id[web.id], host.space(web), host.networks.drivers.overlays
+    node = IPv4Address(hosts[1].address)
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise ServerError("encryption of networks: no memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, "_encrypt", refused)
+        with pytest.raises(ServerError):
+            driver.set_nodes(found, [node])
+    driver.set_nodes(found, [node])
+    with RouteSocketIn(space.descriptor) as kernel:
+        assert any(each.address == node and each.ifindex == space.vxlan for each in kernel.neighbours())
 
 
 def test_policies_of_encryption() -> None:
