@@ -51,6 +51,8 @@ _OF_NETWORKS = (
 )
 _OF_PORTS = ("address4", "any4", "address6", "any6", "relayed_anywhere", "relayed_at_loopback")
 
+OVERLAY_LINK = "ov-"
+"""How the names of links to a swarm's networks begin."""
 RELAYED = IPv4Address("127.58.58.49")
 """IPv4 alias for ::1, used only by the relay, so a port published on ::1 alone gets its own map
 key.
@@ -145,6 +147,8 @@ _RELAY = """
 
 _NONE_RELAYED = Relayed()
 
+_IFNAMSIZ = 16
+
 _ROUTE_LOCALNET = "/proc/sys/net/ipv4/conf/{}/route_localnet"
 
 NamedElement = tuple[str, Element]
@@ -205,8 +209,8 @@ class Filter:
         return self._table
 
     def open(self, rules: Iterable[BridgeRules], relay: int = 0) -> None:
-        """Install the rules, with these networks. Ports of a former daemon's containers stay open
-        until `settle`.
+        """Install the rules, with these networks. Those of a swarm, which are adopted later, and
+        ports of a former daemon's containers stay as they are until `settle`.
 
         `relay` is the port of the socket at ::1 (`ports.relay_socket`) that gets connections for
         `RELAYED`; 0 for none.
@@ -224,13 +228,13 @@ class Filter:
             self._reconcile(_OF_NETWORKS)
 
     def settle(self) -> None:
-        """All running containers have published their ports: remove the elements that are left
-        over.
+        """All running containers have published their ports, and the swarm's networks are adopted:
+        remove the elements that are left over.
         """
         with self._lock:
             self._settled = True
             if self._kernel is not None:
-                self._reconcile(_OF_PORTS)
+                self._reconcile((*_OF_NETWORKS, *_OF_PORTS))
 
     def add_network(self, rules: BridgeRules) -> None:
         """Install the rules for the traffic of a bridge."""
@@ -401,7 +405,7 @@ class Filter:
     def _reconcile(self, names: Iterable[str]) -> bool:
         """Reconcile these sets with the expected elements. Returns True if anything was corrected.
 
-        Until `settle`, unclaimed ports are kept.
+        Until `settle`, unclaimed ports are kept, and what belongs to a swarm's networks.
         """
         assert self._kernel is not None
         expected: dict[str, dict[bytes, Element]] = {name: {} for name in names}
@@ -412,11 +416,10 @@ class Filter:
         add: list[NamedElement] = []
         for name, elements in expected.items():
             there = self._kernel.elements(self._table, name)
-            keep = name in _OF_PORTS and not self._settled
             remove += [
                 (name, each)
                 for key, each in there.items()
-                if each != elements.get(key) and (key in elements or not keep)
+                if each != elements.get(key) and (key in elements or not self._kept(name, key))
             ]
             add += [(name, each) for key, each in elements.items() if each != there.get(key)]
         try:
@@ -424,6 +427,12 @@ class Filter:
         except NetlinkError as error:
             raise NetfilterError(str(error)) from error
         return bool(remove or add)
+
+    def _kept(self, name: str, key: bytes) -> bool:
+        """True for an element that an earlier daemon may have left for this one. Of networks, the
+        keys end with the name of the link.
+        """
+        return not self._settled and (name in _OF_PORTS or key[-_IFNAMSIZ:].startswith(OVERLAY_LINK.encode()))
 
     def _elements(self) -> Iterator[NamedElement]:
         for rules in self._networks.values():
@@ -501,8 +510,7 @@ def _led(name: str, key: bytes, ports: Published, address: IPv4Address | IPv6Add
 
 
 def _interface(name: str) -> bytes:
-    """IFNAMSIZ bytes."""
-    return name.encode().ljust(16, b"\0")
+    return name.encode().ljust(_IFNAMSIZ, b"\0")
 
 
 def _port(number: int) -> bytes:

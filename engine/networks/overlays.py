@@ -27,6 +27,7 @@ from engine.networks import endpoints, network, overlay, sandboxes
 from engine.networks.balance import Balance
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network, Sandbox
+from engine.networks.filter import OVERLAY_LINK
 from engine.networks.ingress import Ingress, Port, Ports, answer_datagrams, remove_leftovers
 from engine.networks.names import Names, NameTable
 from engine.networks.network import NetworkRecord, NetworkStore, Overlay
@@ -215,7 +216,9 @@ class Overlays:
         try:
             assert found.overlay is not None
             mtu = network.options(found.record).mtu or self._drivers.mtu(found.overlay)
-            found.options = msgspec.structs.replace(found.options, bridge=f"ov-{found.record.id[:12]}", mtu=mtu)
+            found.options = msgspec.structs.replace(
+                found.options, bridge=f"{OVERLAY_LINK}{found.record.id[:12]}", mtu=mtu
+            )
             return self._drivers.overlays.adopt(found, kept)
         except OSError as error:
             raise ServerError(f"network {found.record.name}: {error.strerror or error}") from error

@@ -209,6 +209,39 @@ def test_the_next_daemon() -> None:
     alone(body)
 
 
+def test_networks_of_a_swarm_are_adopted_later(caplog: pytest.LogCaptureFixture) -> None:
+    """The elements of the earlier daemon stay until then."""
+
+    def body() -> None:
+        first = Filter(TABLE)
+        first.open([RULES])
+        links = ("ov-0123456789ab", "ov-1123456789ab")
+        of_swarm = [
+            BridgeRules(link, (IPv4Network(f"169.254.{number}.0/31"),), icc=False, entrance=True)
+            for number, link in enumerate(links, 1)
+        ]
+        for each in of_swarm:
+            first.add_network(each)
+        first.add_network(BridgeRules("br1", (IPv4Network("10.8.0.0/24"),)))
+        first.close(remove=False)
+        second = Filter(TABLE)
+        second.open([RULES])
+        there = EMPTY | {"bridges": 3, "made": 3, "inside": 1, "masqueraded": 3, "hairpin4": 3, "hairpin6": 1}
+        assert content() == there
+        assert not second.mend()
+        second.add_network(of_swarm[0])
+        assert content() == there
+        second.settle()
+        assert content() == there | {"bridges": 2, "made": 2, "masqueraded": 2, "hairpin4": 2}
+        assert not second.mend()
+        second.remove_network(links[0])
+        assert content() == there | {"bridges": 1, "made": 1, "masqueraded": 1, "hairpin4": 1}
+        second.close(remove=True)
+
+    alone(body)
+    assert not caplog.records
+
+
 def test_a_table_of_another_version() -> None:
     def body() -> None:
         netfilter.run(f"table inet {TABLE} {{\nset bridges {{\ntype ipv4_addr;\n}}\nchain old {{\n}}\n}}")

@@ -533,6 +533,7 @@ def test_a_restart_of_the_engine(hosts: list[Host], web: NetworkRecord) -> None:
     host.close(remove=False)
     assert containers[0].reaches("10.0.0.20") and containers[1].reaches("10.0.0.10")
     host.open()
+    assert containers[0].reaches(f"{NET}.3"), "the host masquerades new connections before the adoption"
     host.adopt(web)
     assert containers[0].reaches("10.0.0.20")
     host.peers(web, {"10.0.0.30": hosts[2].address})
