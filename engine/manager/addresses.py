@@ -6,8 +6,9 @@ has it as a virtual address, and by an attached container as long as the attachm
 else counts: what a service's spec says of networks may have changed since.
 
 Addresses that were never used come first, then those that were free for the longest time. Within a
-minute after its release an address is not given again, as nodes may still have routes and
-connections of its last holder.
+minute after its release an address is not given to a task or service, as nodes may still have
+routes and connections of its last holder. Nor is it to an attached container, unless no other is
+free: a task waits, but the start of a container fails.
 
 Each manager keeps this index up to date from the store's events, and so a new leader knows what is
 taken and what was released. Only loops of the leader give addresses (`add`, `give`); what they have
@@ -170,14 +171,14 @@ class Pool:
 
     # --- giving -----------------------------------------------------------------------------------
 
-    def next(self, now: float, started: int) -> int | None:
-        """The address to give; None when all are taken or were released a moment ago. `started`:
-        nanoseconds since the epoch, before which releases are not known.
+    def next(self, now: float, started: int, wait: float = WAIT) -> int | None:
+        """The address to give; None when all are taken or were released in the last `wait` seconds.
+        `started`: nanoseconds since the epoch, before which releases are not known.
         """
         if len(self.freed) > MANY and (number := self._oldest(now)) is not None:
             return number
         number = self._never_used(started)
-        return self._oldest(now) if number is None else number
+        return self._oldest(now, wait) if number is None else number
 
     def free_at(self, now: float, started: int) -> float | None:
         """When an address will be free (monotonic), 0 for now; None when all are taken."""
@@ -185,9 +186,9 @@ class Pool:
             return 0
         return None if not self.freed else next(iter(self.freed.values())) + WAIT
 
-    def _oldest(self, now: float) -> int | None:
+    def _oldest(self, now: float, wait: float = WAIT) -> int | None:
         for number, since in self.freed.items():
-            return number if since + WAIT <= now else None
+            return number if since + wait <= now else None
         return None
 
     def _never_used(self, started: int) -> int | None:
@@ -364,10 +365,12 @@ class Addresses:
 
     # --- giving -----------------------------------------------------------------------------------
 
-    def add(self, holder: str, network: str) -> Attached | None:
-        """Give one more address to the holder; None when there is none."""
+    def add(self, holder: str, network: str, wait: float = WAIT) -> Attached | None:
+        """Give one more address to the holder; None when there is none. One that was released in
+        the last `wait` seconds is not given.
+        """
         pool = self._pools.get(network)
-        number = None if pool is None else pool.next(self._clock.monotonic(), self._started - _SINCE)
+        number = None if pool is None else pool.next(self._clock.monotonic(), self._started - _SINCE, wait)
         if number is None:
             return None
         given = Attached(network, text_of(number))

@@ -220,7 +220,8 @@ class Allocator:
         if record.wanted:
             error = self._addresses.want(key, record.network, record.wanted)
         else:
-            error = "" if self._addresses.add(key, record.network) else self._addresses.reason(record.network)
+            given = self._addresses.add(key, record.network, wait=0)
+            error = "" if given is not None else self._addresses.reason(record.network)
         address = "" if error else self._addresses.held(key)[-1].address
         answered = replace(record, address=address, error=error)
         return [Put(ATTACHMENTS, key, answered)], [Compare(ATTACHMENTS, key, entry.revision)]

@@ -243,6 +243,25 @@ async def test_attachments(store: Store, clock: FakeClock) -> None:
         assert attached(swarm, again) == ("10.0.1.6", "")
 
 
+async def test_an_attachment_does_not_wait_for_an_address_that_is_free(store: Store, clock: FakeClock) -> None:
+    async with leading(store, clock) as swarm:
+        net = await swarm.network("net", "10.0.1.0/29", attachable=True)  # five addresses
+        first = [await attach(swarm, net) for _ in range(4)]
+        await swarm.run(1)
+        for key in (first[2], first[0]):
+            await store.commit([Delete(ATTACHMENTS, key)])
+            await swarm.run(1)
+        found = [await attach(swarm, net) for _ in range(4)]
+        web = await swarm.create(networks=[net], endpoint_mode="dnsrr")
+        await swarm.run(1)
+        assert [attached(swarm, key) for key in found] == [
+            ("10.0.1.6", ""), ("10.0.1.4", ""), ("10.0.1.2", ""), ("", "network net: no free address of 5"),
+        ]  # fmt: skip
+        await store.commit([Delete(ATTACHMENTS, found[0])])
+        await swarm.run(30)
+        assert addresses(swarm, web) == []  # a task waits
+
+
 async def test_attachments_that_nothing_can_use_are_deleted(store: Store, clock: FakeClock) -> None:
     async with leading(store, clock) as swarm:
         net = await swarm.network()
