@@ -33,6 +33,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network
 
+from engine.errors import Forbidden, InvalidParameter, NotFound
 from engine.manager import tasks as rules
 from engine.manager.clock import SECOND, Clock
 from engine.manager.loops import Acting
@@ -387,23 +388,31 @@ class Addresses:
                 return None
         return self.held(holder)
 
-    def want(self, holder: str, network: str, address: str) -> str:
-        """Give this address to the holder. Returns "", or why it cannot have it. The minute after a
-        release does not count: a container that is started again keeps its address.
+    def want(self, holder: str, network: str, address: str) -> Attached:
+        """Give this address to the holder. The minute after a release does not count: a container
+        that is started again keeps its address.
+
+        Raises the kinds that networks of one engine raise (`networks/ipam.py`): InvalidParameter
+        for an address outside of the subnets, Forbidden for one that is taken; NotFound without the
+        network.
         """
         pool = self._pools.get(network)
         if pool is None or pool.record is None:
-            return f"network {network} not found"
+            raise NotFound(self.reason(network))
         try:
             number = int(IPv4Address(address))
         except ValueError:
-            return f"IPv4Address: {address!r} is no IPv4 address"
+            raise InvalidParameter(f"IPv4Address: {address!r} is no IPv4 address") from None
+        name = pool.record.name
         if not pool.prefix(number):
-            return f"invalid address {address}: it does not belong to any of the subnets of network {pool.record.name}"
+            raise InvalidParameter(
+                f"invalid address {address}: it does not belong to any of the subnets of network {name}"
+            )
         if not pool.may_have(number) or pool.holds(number):
-            return f"address already in use: {address} on network {pool.record.name}"
-        self._hold(holder, (*self.held(holder), Attached(network, text_of(number))))
-        return ""
+            raise Forbidden(f"address already in use: {address} on network {name}")
+        given = Attached(network, text_of(number))
+        self._hold(holder, (*self.held(holder), given))
+        return given
 
     def forget(self, holder: str) -> None:
         """What was given was not written: the holder has what its record says."""

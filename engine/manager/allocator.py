@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from engine.errors import EngineError, ServerError
 from engine.manager import tasks as rules
 from engine.manager.addresses import Addresses
 from engine.manager.clock import SECOND, Clock
@@ -217,13 +218,16 @@ class Allocator:
 
     def _answer(self, entry: Entry[AttachmentRecord], key: str) -> _Group:
         record = entry.record
-        if record.wanted:
-            error = self._addresses.want(key, record.network, record.wanted)
-        else:
-            given = self._addresses.add(key, record.network, wait=0)
-            error = "" if given is not None else self._addresses.reason(record.network)
-        address = "" if error else self._addresses.held(key)[-1].address
-        answered = replace(record, address=address, error=error)
+        try:
+            if record.wanted:
+                given = self._addresses.want(key, record.network, record.wanted)
+            elif (found := self._addresses.add(key, record.network, wait=0)) is not None:
+                given = found
+            else:
+                raise ServerError(self._addresses.reason(record.network))
+            answered = replace(record, address=given.address)
+        except EngineError as error:
+            answered = replace(record, error=error.message, kind=type(error).__name__)
         return [Put(ATTACHMENTS, key, answered)], [Compare(ATTACHMENTS, key, entry.revision)]
 
     def _forget(self, holders: Sequence[str]) -> None:

@@ -11,8 +11,8 @@ an answer, does not remove what the container uses.
 
 Owns:    `ATTACHMENTS` of nodes whose session is here.
 Threads: the event loop's.
-Raises:  NotFound, Forbidden, ServerError with the leader's reason, Unavailable without an address
-         in time.
+Raises:  NotFound, Forbidden, InvalidParameter, ServerError; Unavailable without an address in
+         time.
 Not here: addresses (`allocator.py`), what other nodes are sent (`views.py`).
 """
 
@@ -25,10 +25,11 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unavailable
+from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, Unavailable
 from engine.manager import records
 from engine.manager.clock import Clock
-from engine.manager.messages import Attach
+from engine.manager.frames import refusal
+from engine.manager.messages import Attach, Refused
 from engine.manager.networks import find_network
 from engine.manager.records import AttachmentRecord, Claim, NetworkRecord, new_id, use_claim
 from engine.manager.store import Change, Compare, Delete, Entry, Event, Put, Stale, Store
@@ -120,7 +121,7 @@ class Attachments:
         raise Unavailable(f"the record of node {made.node} changed at each attempt")
 
     async def _address(self, key: str, network: NetworkRecord) -> str:
-        """The address that the leader gives. Raises ServerError with its reason."""
+        """The address that the leader gives. Raises the kind that it refuses with."""
         waiting = self._waiting.setdefault(key, asyncio.Event())
         ends = self._clock.monotonic() + ANSWER
         try:
@@ -132,7 +133,7 @@ class Attachments:
                 if record.address:
                     return record.address
                 if record.error:
-                    raise ServerError(record.error)
+                    raise refusal(Refused(kind=record.kind, message=record.error))
                 left = ends - self._clock.monotonic()
                 if left <= 0:
                     raise Unavailable(

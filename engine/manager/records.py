@@ -331,6 +331,8 @@ class AttachmentRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=Tru
     """Given by the leader."""
     error: str = ""
     """Why there is none."""
+    kind: str = ""
+    """Of the error: the name of a class of `engine.errors`; "" for ServerError."""
 
 
 class Claim(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -219,16 +219,21 @@ async def test_attachments(store: Store, clock: FakeClock) -> None:
         await swarm.run(1)
         assert attached(swarm, first) == ("10.0.1.2", "")
         assert attached(swarm, wanted) == ("10.0.1.6", "")
-        refused = {
-            "10.0.1.6": "address already in use: 10.0.1.6 on network net",
-            "10.0.1.1": "address already in use: 10.0.1.1 on network net",
-            "10.0.2.1": "invalid address 10.0.2.1: it does not belong to any of the subnets of network net",
-            "x": "IPv4Address: 'x' is no IPv4 address",
-        }
-        for text, error in refused.items():
+        for text, kind, error in (
+            ("10.0.1.6", "Forbidden", "address already in use: 10.0.1.6 on network net"),
+            ("10.0.1.1", "Forbidden", "address already in use: 10.0.1.1 on network net"),
+            (
+                "10.0.2.1",
+                "InvalidParameter",
+                "invalid address 10.0.2.1: it does not belong to any of the subnets of network net",
+            ),
+            ("x", "InvalidParameter", "IPv4Address: 'x' is no IPv4 address"),
+        ):
             key = await attach(swarm, net, text)
             await swarm.run(1)
             assert attached(swarm, key) == ("", error)
+            record = store.record(ATTACHMENTS, key)
+            assert record is not None and record.kind == kind
         gone = await attach(swarm, "gone")
         others = [await attach(swarm, net) for _ in range(4)]
         await swarm.run(1)

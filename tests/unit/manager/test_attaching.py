@@ -9,7 +9,7 @@ import asyncio
 import msgspec
 import pytest
 
-from engine.errors import Forbidden, InvalidParameter, NotFound, ServerError, Unavailable
+from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unavailable
 from engine.manager import attaching, dispatcher, messages, records
 from engine.manager.messages import Attach, Attached, Detach, Done
 from engine.manager.records import AttachmentRecord, Claim
@@ -284,6 +284,20 @@ async def test_an_attachment_without_an_address_is_given_up(store: Store, clock:
         addressed(store, error="network blue: no free address of 253")
         with pytest.raises(ServerError, match="no free address of 253"):
             await w.during(agent.connection.ask(ATTACH))
+        assert not attachments(store)
+
+
+@pytest.mark.parametrize("kind", [Forbidden, InvalidParameter, NotFound, ServerError])
+async def test_an_address_is_refused_with_the_kind_of_the_leader(
+    store: Store, clock: FakeClock, kind: type[EngineError]
+) -> None:
+    async with world(store, clock) as w:
+        await attachable(w)
+        addressed(store, error="words", kind=kind.__name__)
+        agent = await w.agent()
+        with pytest.raises(EngineError, match="words") as refused:
+            await w.during(agent.connection.ask(ATTACH))
+        assert type(refused.value) is kind
         assert not attachments(store)
 
 
