@@ -56,6 +56,10 @@ MOST = (1 << 63) - 1
 """The largest number of the API's integers."""
 MOST_TASKS = 100_000
 """Of one service. A mistyped number must not fill the managers' memory with tasks."""
+MOST_PORTS = 1000
+"""Of one service. An update that replaces all of them has two changes and two comparisons for each
+in its transaction, of which etcd takes 4,096 (`member.py`).
+"""
 MILLISECOND = 1_000_000
 HOUR = 3600 * SECOND
 
@@ -189,6 +193,8 @@ def _endpoint_spec(spec: EndpointSpec | None) -> EndpointSpec | None:
     if spec is None:
         return None
     _one_of("EndpointSpec.Mode", spec.mode, "", "vip", "dnsrr")
+    if len(spec.ports) > MOST_PORTS:
+        raise InvalidParameter(f"EndpointSpec.Ports: {len(spec.ports)} ports, at most {MOST_PORTS} are allowed")
     ports = [_port(f"EndpointSpec.Ports[{number}]", port) for number, port in enumerate(spec.ports)]
     taken: set[tuple[str, int]] = set()
     for number, port in enumerate(ports):

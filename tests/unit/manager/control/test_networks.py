@@ -342,6 +342,17 @@ async def test_ports_are_chosen_and_stay(swarm: Swarm) -> None:
     assert not [key for key in swarm.store.all(CLAIMS) if key.startswith("port/")]
 
 
+async def test_a_thousand_ports_are_one_transaction(swarm: Swarm, etcd: FakeEtcd) -> None:
+    await swarm.found()
+    ports = [[{"TargetPort": 80, "PublishedPort": first + number} for number in range(1000)] for first in (1000, 2000)]
+    key = await service(swarm, ports=ports[0])
+    await update(swarm, key, spec(ports=ports[1]))
+    assert len([claim for claim in swarm.store.all(CLAIMS) if claim.startswith("port/")]) == 1000
+    assert max(max(len(guards), len(operations)) for guards, operations in etcd.commits) <= 4096
+    with pytest.raises(InvalidParameter, match=r"EndpointSpec\.Ports: 1001 ports, at most 1000 are allowed"):
+        await service(swarm, "more", ports=[{"TargetPort": 80, "PublishMode": "host"} for _ in range(1001)])
+
+
 async def test_ports_that_others_have(swarm: Swarm) -> None:
     await swarm.found()
     web = await service(swarm, ports=[{"TargetPort": 80, "PublishedPort": 8080}])
