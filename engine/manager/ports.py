@@ -4,13 +4,15 @@ A port of mode ingress is answered by every node, so one service has it. Its cla
 `port/<protocol>/<port>`, is written with the service. A port of mode host is taken on the nodes of
 the service's tasks alone, and several services may ask for it; none may that another service has in
 the mode ingress. Each service with such a port writes `use/<protocol>/<port>`, so that a service
-which wants it in the mode ingress has seen all of them.
+which wants it in the mode ingress has seen all of them. That key stays when no service has the port
+any more.
 
 Pure, over the store's cache. Raises: `Taken`, which names the port and the service that has it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 from msgspec.structs import replace
@@ -39,6 +41,27 @@ def of(record: ServiceRecord) -> Iterable[PortConfig]:
     return record.ports or (endpoint.ports if endpoint is not None else ())
 
 
+class _InHostMode:
+    """The ports of mode host that other services than `service` have. They are looked for when they
+    are asked for, and once.
+    """
+
+    def __init__(self, store: Store, service: str) -> None:
+        self._store = store
+        self._service = service
+
+    @functools.cached_property
+    def holders(self) -> dict[tuple[str, int], str]:
+        """By protocol and port: one of the services."""
+        return {
+            _key(port): key
+            for key, entry in self._store.all(SERVICES).items()
+            if key != self._service
+            for port in of(entry.record)
+            if port.publish_mode == HOST
+        }
+
+
 def published(
     store: Store, service: str, spec: ServiceSpec, before: Iterable[PortConfig] = ()
 ) -> tuple[tuple[PortConfig, ...], list[Change], list[Compare]]:
@@ -48,18 +71,21 @@ def published(
     """
     endpoint = spec.endpoint_spec
     wanted = endpoint.ports if endpoint is not None else []
+    before = tuple(before)
     had = {_key(port): port for port in before if port.publish_mode == INGRESS}
+    hosts = _InHostMode(store, service)
     changes: list[Change] = []
     compares: list[Compare] = []
     for port in wanted:
         if port.published_port:
-            _check(store, service, port, changes, compares)
+            _check(store, service, port, hosts, changes, compares)
     own = {_key(port) for port in wanted if port.published_port}
+    own |= {_key(port) for port in before if port.publish_mode == HOST}  # its tasks have them yet
     kept = dict(had)
     found: list[PortConfig] = []
     for port in wanted:
         if port.publish_mode == INGRESS and not port.published_port:
-            number = _choose(store, port, kept, own, compares)
+            number = _choose(store, port, kept, own, hosts, compares)
             found.append(replace(port, published_port=number))
             own.add(_key(found[-1]))
             if _key(found[-1]) not in had:
@@ -81,7 +107,9 @@ def _key(port: PortConfig) -> tuple[str, int]:
     return port.protocol or "tcp", port.published_port
 
 
-def _check(store: Store, service: str, port: PortConfig, changes: list[Change], compares: list[Compare]) -> None:
+def _check(
+    store: Store, service: str, port: PortConfig, hosts: _InHostMode, changes: list[Change], compares: list[Compare]
+) -> None:
     """Claim a port that the spec names."""
     protocol, number = _key(port)
     claim = store.get(CLAIMS, port_claim(protocol, number))
@@ -93,12 +121,8 @@ def _check(store: Store, service: str, port: PortConfig, changes: list[Change], 
     if port.publish_mode == HOST:
         changes.append(Put(CLAIMS, use_claim(f"{protocol}/{number}"), Claim(service)))
         return
-    if use is not None:
-        for key, other in store.all(SERVICES).items():
-            if key != service and any(
-                one.publish_mode == HOST and _key(one) == (protocol, number) for one in of(other.record)
-            ):
-                raise Taken(_in_use(store, number, key, "a host-published port"))
+    if use is not None and (holder := hosts.holders.get((protocol, number))) is not None:
+        raise Taken(_in_use(store, number, holder, "a host-published port"))
     compares.append(Compare(CLAIMS, use_claim(f"{protocol}/{number}"), 0 if use is None else use.revision))
     if claim is None:
         changes.append(Put(CLAIMS, port_claim(protocol, number), Claim(service)))
@@ -115,6 +139,7 @@ def _choose(
     port: PortConfig,
     kept: dict[tuple[str, int], PortConfig],
     own: set[tuple[str, int]],
+    hosts: _InHostMode,
     compares: list[Compare],
 ) -> int:
     """The port that was chosen for it before, else a free one."""
@@ -129,8 +154,8 @@ def _choose(
             continue
         claim = port_claim(protocol, number)
         use = store.get(CLAIMS, use_claim(f"{protocol}/{number}"))
-        if use is None and store.get(CLAIMS, claim) is None:
+        if store.get(CLAIMS, claim) is None and (use is None or (protocol, number) not in hosts.holders):
             compares.append(Compare(CLAIMS, claim))
-            compares.append(Compare(CLAIMS, use_claim(f"{protocol}/{number}")))
+            compares.append(Compare(CLAIMS, use_claim(f"{protocol}/{number}"), 0 if use is None else use.revision))
             return number
     raise Taken(f"no {protocol} port from {FIRST} to {LAST} is free for a published port of target {port.target_port}")

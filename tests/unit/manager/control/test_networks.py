@@ -342,6 +342,35 @@ async def test_ports_are_chosen_and_stay(swarm: Swarm) -> None:
     assert not [key for key in swarm.store.all(CLAIMS) if key.startswith("port/")]
 
 
+async def test_a_port_that_was_in_mode_host_is_chosen_again(swarm: Swarm) -> None:
+    await swarm.found()
+    host = {"TargetPort": 80, "PublishedPort": 30000, "PublishMode": "host"}
+    hosts = [await service(swarm, f"host{number}", ports=[host]) for number in range(2)]
+    assert await ports_of(swarm, await service(swarm, "one", ports=[{"TargetPort": 80}])) == [("tcp", 30001, 80)]
+    for key in hosts:
+        await swarm.services_remove(key)
+    two = await service(swarm, "two", ports=[{"TargetPort": 80}])
+    assert await ports_of(swarm, two) == [("tcp", 30000, 80)]
+    with pytest.raises(Conflict, match="port '30000' is already in use by service 'two'"):
+        await service(swarm, "host", ports=[host])
+    await swarm.services_remove(two)
+    # the tasks of the earlier spec still have it
+    key = await service(swarm, "host", ports=[host])
+    await update(swarm, key, spec("host", ports=[{"TargetPort": 80}]))
+    assert await ports_of(swarm, key) == [("tcp", 30002, 80)]
+
+
+async def test_a_port_that_is_chosen_while_another_service_takes_it_in_mode_host(swarm: Swarm) -> None:
+    await swarm.found()
+    host = {"TargetPort": 80, "PublishedPort": 30000, "PublishMode": "host"}
+    await swarm.services_remove(await service(swarm, "before", ports=[host]))
+    keys = await asyncio.gather(
+        service(swarm, "host", ports=[host]), service(swarm, "one", ports=[{"TargetPort": 80}]), return_exceptions=True
+    )
+    found = {str(port) for key in keys if isinstance(key, str) for _, port, _ in await ports_of(swarm, key)}
+    assert len(found) == len([key for key in keys if isinstance(key, str)])
+
+
 async def test_a_thousand_ports_are_one_transaction(swarm: Swarm, etcd: FakeEtcd) -> None:
     await swarm.found()
     ports = [[{"TargetPort": 80, "PublishedPort": first + number} for number in range(1000)] for first in (1000, 2000)]
