@@ -18,6 +18,7 @@ from engine.manager.messages import Call
 from engine.manager.records import Kind
 from engine.manager.store import Entry, Store
 
+T = TypeVar("T")
 R = TypeVar("R", bound=msgspec.Struct)
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -95,6 +96,16 @@ def body(call: Call, of: type[S]) -> S:
         return msgspec.json.decode(call.body or b"{}", type=of)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise InvalidParameter(f"invalid body: {decoding_reason(error)}") from None
+
+
+async def in_slices(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items, between which others are served. Copy what the store may change meanwhile."""
+    began = time.monotonic()
+    for item in items:
+        yield item
+        if time.monotonic() - began > SLICE:
+            await asyncio.sleep(0)
+            began = time.monotonic()
 
 
 async def encode_all(documents: Iterable[msgspec.Struct | bytes | None]) -> bytes:

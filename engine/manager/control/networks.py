@@ -10,10 +10,8 @@ Not here: how subnets are chosen (`manager/networks.py`), networks of one engine
 
 from __future__ import annotations
 
-import asyncio
-import time
-from ipaddress import IPv4Address, IPv4Interface, IPv4Network
-from typing import Any
+from ipaddress import IPv4Network
+from typing import Any, cast
 
 import msgspec
 
@@ -21,8 +19,9 @@ from engine import network_rules, times
 from engine.errors import Conflict, EngineError, Forbidden, NotFound
 from engine.manager import networks, ports
 from engine.manager import tasks as rules
+from engine.manager.addresses import number_of
 from engine.manager.control import tasks
-from engine.manager.control.context import SLICE, Context, Precondition, alone, body, encode
+from engine.manager.control.context import Context, Precondition, alone, body, encode, in_slices
 from engine.manager.messages import Call
 from engine.manager.networks import find_network
 from engine.manager.records import (
@@ -69,13 +68,24 @@ class _Listed(msgspec.Struct, frozen=True):
 async def list_all(context: Context, call: Call) -> bytes:
     store = context.store
     found: dict[str, list[str]] = call.query.get("filters") or {}
+    in_use = await _in_use(store) if "dangling" in found else set()
     shown = []
     for key, entry in sorted(store.all(NETWORKS).items(), key=lambda item: (item[1].record.created, item[0])):
         record = entry.record
-        used = "dangling" in found and (record.ingress or any(networks.used_by(store, key)))
+        used = record.ingress or key in in_use
         if network_rules.matches(_Listed(key, record.name, record.labels), found, used):
             shown.append(wire.Network(**_fields(key, record)))
     return encode(shown)
+
+
+async def _in_use(store: Store) -> set[str]:
+    """The networks that services and containers name, by their ids."""
+    found: set[str] = set()
+    async for service in in_slices([*store.all(SERVICES).values()]):
+        found.update(one.target for one in service.record.spec.task_template.networks)
+    async for attachment in in_slices([*store.all(ATTACHMENTS).values()]):
+        found.add(attachment.record.network)
+    return found
 
 
 async def inspect(context: Context, call: Call) -> bytes:
@@ -89,8 +99,8 @@ async def inspect(context: Context, call: Call) -> bytes:
             **_fields(entry.key, entry.record),
             containers={},
             peers=_peers(context, entry),
-            services=_services(store, entry, found) if verbose else msgspec.UNSET,
-            status=_status(store, entry, found) if status else msgspec.UNSET,
+            services=await _services(store, entry, found) if verbose else msgspec.UNSET,
+            status=await _status(store, entry, found) if status else msgspec.UNSET,
         )
     )
 
@@ -124,24 +134,18 @@ def _fields(key: str, record: NetworkRecord) -> dict[str, Any]:
     }
 
 
-_OnNetwork = tuple[str, Task, str]
-"""Id of a task, the task, and its address."""
+_OnNetwork = tuple[int, str, Task, str]
+"""Slot and id of a task, which order them; the task, and its address."""
 
 
 async def _tasks(store: Store, network: Entry[NetworkRecord]) -> list[_OnNetwork]:
-    """The tasks that are on the network and have not ended. They are looked for in slices, between
-    which others are served.
-    """
+    """The tasks that are on the network and have not ended."""
     found = []
-    began = time.monotonic()
-    for key in [key for key, entry in store.all(SERVICES).items() if _uses(entry.record, network)]:
-        for number, task_key in enumerate([*store.tasks_of(key)]):
-            task = store.record(TASKS, task_key)
-            if task is not None and task.node and not rules.observed(store, task_key, task).ended:
-                found += [(task_key, task, one.address) for one in task.networks if one.network == network.key]
-            if not number % 256 and time.monotonic() - began > SLICE:
-                await asyncio.sleep(0)
-                began = time.monotonic()
+    services = [key for key, entry in store.all(SERVICES).items() if _uses(entry.record, network)]
+    async for key in in_slices(key for service in services for key in [*store.tasks_of(service)]):
+        task = store.record(TASKS, key)
+        if task is not None and task.node and not rules.observed(store, key, task).ended:
+            found += [(task.slot, key, task, on.address) for on in task.networks if on.network == network.key]
     return found
 
 
@@ -169,20 +173,21 @@ def _data_address(store: Store, node: str) -> str:
     return "" if data is None else data.data_address or data.address
 
 
-def _services(store: Store, network: Entry[NetworkRecord], found: list[_OnNetwork]) -> dict[str, wire.NetworkService]:
+async def _services(
+    store: Store, network: Entry[NetworkRecord], found: list[_OnNetwork]
+) -> dict[str, wire.NetworkService]:
     """What `verbose` shows of the services that are on the network."""
-    by_service: dict[str, list[wire.NetworkTask]] = {}
-    for key, task, address in sorted(found, key=lambda item: (item[1].slot, item[0])):
-        by_service.setdefault(task.service, []).append(
-            wire.NetworkTask(
-                name=tasks.task_name(store, key, task),
-                endpoint_id=key,
-                endpoint_ip=address,
-                info={"Host IP": _data_address(store, task.node)},
-            )
+    by_service: dict[str, list[bytes]] = {}
+    async for _, key, task, address in in_slices(sorted(found)):
+        shown_task = wire.NetworkTask(
+            name=tasks.task_name(store, key, task),
+            endpoint_id=key,
+            endpoint_ip=address,
+            info={"Host IP": _data_address(store, task.node)},
         )
+        by_service.setdefault(task.service, []).append(encode(shown_task))
     shown = {}
-    for key, entry in store.all(SERVICES).items():
+    async for key, entry in in_slices([*store.all(SERVICES).items()]):
         if not _uses(entry.record, network):
             continue
         made = store.record(SERVICE_STATUS, key)
@@ -194,32 +199,33 @@ def _services(store: Store, network: Entry[NetworkRecord], found: list[_OnNetwor
                 for port in ports.of(entry.record)
                 if port.publish_mode == ports.INGRESS
             ],
-            tasks=by_service.get(key, []),
+            tasks=cast(list[wire.NetworkTask], msgspec.Raw(b"[%b]" % b",".join(by_service.get(key, ())))),
         )
     return shown
 
 
-def _status(store: Store, network: Entry[NetworkRecord], found: list[_OnNetwork]) -> wire.NetworkStatus:
+async def _status(store: Store, network: Entry[NetworkRecord], found: list[_OnNetwork]) -> wire.NetworkStatus:
     """The numbers of addresses of each subnet: in use or reserved, and those that the swarm may
     give.
     """
-    taken = {int(IPv4Address(address)) for _, _, address in found}
-    for service in store.all(SERVICE_STATUS).values():
+    taken = {number_of(address) async for _, _, _, address in in_slices(found)}
+    async for service in in_slices([*store.all(SERVICE_STATUS).values()]):
         for one in service.record.endpoint.virtual_ips if service.record.endpoint is not None else ():
             if one.network_id == network.key:
-                taken.add(int(IPv4Interface(one.addr)))
-    for attachment in store.all(ATTACHMENTS).values():
+                taken.add(number_of(one.addr.partition("/")[0]))
+    async for attachment in in_slices([*store.all(ATTACHMENTS).values()]):
         if attachment.record.network == network.key and attachment.record.address:
-            taken.add(int(IPv4Address(attachment.record.address)))
+            taken.add(number_of(attachment.record.address))
     shown = {}
     for subnet in network.record.subnets:
         whole = IPv4Network(subnet.subnet)
         low, high = network_rules.span(whole)
-        used = {number for number in taken if low < number < high}
-        used |= {int(IPv4Address(text)) for text in (subnet.gateway, *subnet.reserved.values())}
+        used = {number async for number in in_slices(taken) if low < number < high}
+        used |= {number_of(text) for text in (subnet.gateway, *subnet.reserved.values())}
         first, last = network_rules.span(IPv4Network(subnet.range) if subnet.range else whole)
         first, last = max(first, low + 1), min(last, high - 1)
-        free = last - first + 1 - sum(first <= number <= last for number in used)
+        within = [number async for number in in_slices(used) if first <= number <= last]
+        free = last - first + 1 - len(within)
         shown[subnet.subnet] = wire.SubnetStatus(ips_in_use=2 + len(used), dynamic_ips_available=max(0, free))
     return wire.NetworkStatus(ipam=wire.IPAMStatus(subnets=shown))
 
@@ -264,7 +270,7 @@ async def _remove(context: Context, entry: Entry[NetworkRecord]) -> None:
     store = context.store
     use, pools = store.get(CLAIMS, use_claim(entry.key)), store.get(CLAIMS, POOLS_CLAIM)
     name = entry.record.name
-    user = next(networks.used_by(store, entry.key), "") or _running(context, entry.key)
+    user = next(networks.used_by(store, entry.key), "") or await _running(context, entry.key)
     if user and entry.record.ingress:
         raise Precondition(f"ingress network {name} cannot be removed because {user} depends on it")
     if user:
@@ -285,22 +291,22 @@ async def _remove(context: Context, entry: Entry[NetworkRecord]) -> None:
     )
 
 
-def _running(context: Context, network: str) -> str:
+async def _running(context: Context, network: str) -> str:
     """A task on the network that is to run on, as an update of its service has not replaced it yet;
     "" if there is none.
     """
     store = context.store
-    for node in context.peers(network):
-        for key in store.tasks_on(node):
-            task = store.record(TASKS, key)
-            if (
-                task is not None
-                and rules.live(task)
-                and store.get(SERVICES, task.service) is not None  # else it is about to be stopped
-                and any(one.network == network for one in task.networks)
-                and not rules.observed(store, key, task).ended
-            ):
-                return f"task {tasks.task_name(store, key, task) or key}"
+    nodes = [*context.peers(network)]
+    async for key in in_slices(key for node in nodes for key in [*store.tasks_on(node)]):
+        task = store.record(TASKS, key)
+        if (
+            task is not None
+            and rules.live(task)
+            and store.get(SERVICES, task.service) is not None  # else it is about to be stopped
+            and any(one.network == network for one in task.networks)
+            and not rules.observed(store, key, task).ended
+        ):
+            return f"task {tasks.task_name(store, key, task) or key}"
     return ""
 
 

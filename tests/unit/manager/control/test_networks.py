@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
+from engine.manager.control import context
 from engine.manager.control.context import Precondition
 from engine.manager.records import (
     ATTACHMENTS,
@@ -26,7 +27,7 @@ from engine.manager.records import (
     port_claim,
 )
 from engine.manager.states import TaskState
-from engine.manager.store import Put, Store
+from engine.manager.store import Delete, Put, Store
 from engine.wire.services import Endpoint, VirtualIP
 from tests.fakes.clock import FakeClock
 from tests.fakes.etcd import FakeEtcd
@@ -499,3 +500,41 @@ async def test_a_network_of_tasks_that_an_update_has_not_replaced(swarm: Swarm) 
     assert await swarm.networks_prune() == []
     await swarm.store.commit([Put(TASKS, "task1", replace(task, desired=TaskState.SHUTDOWN))])
     await swarm.networks_remove("net")
+
+
+async def test_others_are_served_while_many_tasks_are_looked_at(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    await swarm.found()
+    key = await made(swarm)
+    web = await service(swarm, networks=["net"])
+    task = Task(service=web, version=1, node=NODE, assigned=1, desired=TaskState.SHUTDOWN)
+    groups: list[Any] = [
+        ([Put(TASKS, f"t{number}", replace(task, networks=(Attached(key, f"10.0.1.{number}"),)))], ())
+        for number in range(200)
+    ]
+    other = swarm.store.record(SERVICES, web)
+    assert other is not None
+    groups += [
+        ([Put(SERVICES, f"s{number}", replace(other, spec=replace(other.spec, name="s")))], ()) for number in range(50)
+    ]
+    await swarm.store.commit_many(groups)
+    monkeypatch.setattr(context, "SLICE", -1.0)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def turns_of(work: Any) -> int:
+        before = turns
+        await work
+        return turns - before
+
+    serving = asyncio.create_task(others())
+    assert await turns_of(swarm.networks_inspect("net", verbose=True)) > 2 * 200 + 50
+    assert await turns_of(swarm.networks_inspect("net", status=True)) > 3 * 200
+    assert await turns_of(swarm.networks_list(filters={"dangling": ["true"]})) > 50
+    await swarm.store.commit([Delete(SERVICES, key) for key in [*swarm.store.all(SERVICES)]])
+    assert await turns_of(swarm.networks_remove("net")) > 200
+    serving.cancel()
