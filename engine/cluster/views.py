@@ -267,7 +267,8 @@ class NodeNetworks:
 
     async def restore(self, node: str) -> None:
         """At the daemon's start, before containers are restored: all networks as the last daemon
-        knew them. One that the kernel refuses is logged, and tried again by `open`.
+        knew them. One that the kernel refuses is logged, and tried again by `open`; containers keep
+        their endpoints on it.
         """
         self.node = node
         for network_id, row in self._rows.load().items():
@@ -281,18 +282,18 @@ class NodeNetworks:
         for key, service in self._service_rows.load().items():
             if (known := self._all.get(key.partition("/")[0])) is not None:
                 known.put_service(service)
-        for network in self._all.values():
-            # Containers may be on one that the rows, which are written a moment later, do not ask
-            # for.
-            if self._wanted(network) or self._networks.overlays.held(network.id):
-                try:
-                    await self._make(network)
-                    await self._apply(network)
-                    network.applied.set()
-                except (EngineError, OSError, RuntimeError) as error:
-                    _log.error("network %s: %s", network.definition.name, _words(error))
-        if not any(each.definition.ingress and each.found is not None for each in self._all.values()):
-            await self._networks.overlays.set_ports({})  # those that a daemon before may have left
+        overlays = self._networks.overlays
+        # Containers may be on one that the rows, which are written a moment later, do not ask for.
+        present = [each for each in self._all.values() if self._wanted(each) or overlays.held(each.id)]
+        for network in present:
+            try:
+                await self._make(network, keep=True)
+                await self._apply(network)
+                network.applied.set()
+            except (EngineError, OSError, RuntimeError) as error:
+                _log.error("network %s: %s", network.definition.name, _words(error))
+        if not any(each.definition.ingress for each in present):
+            await overlays.set_ports({})  # those that a daemon before may have left
 
     def open(self, node: str, address: str) -> None:
         """An agent begins. `address`: the node's data address; "" for what the managers see."""
@@ -319,13 +320,12 @@ class NodeNetworks:
         """This node has left the swarm: remove all networks and their records."""
         await self.close()
         for network in [*self._all.values()]:
-            if network.found is not None:
-                try:
-                    if network.definition.ingress:
-                        await self._networks.overlays.set_ports({})
-                    await self._networks.overlays.drop(network.id)
-                except (EngineError, OSError, RuntimeError) as error:
-                    _log.error("network %s: it is not removed: %s", network.definition.name, _words(error))
+            try:
+                if network.found is not None and network.definition.ingress:
+                    await self._networks.overlays.set_ports({})
+                await self._networks.overlays.drop(network.id)
+            except (EngineError, OSError, RuntimeError) as error:
+                _log.error("network %s: it is not removed: %s", network.definition.name, _words(error))
         rows = [
             *(self._rows.delete(each) for each in self._all),
             *(self._endpoint_rows.delete(f"{each.id}/{key}") for each in self._all.values() for key in each.endpoints),
@@ -562,6 +562,8 @@ class NodeNetworks:
                 network.made.set()
                 raise
             network.forget()
+        else:
+            await self._networks.overlays.drop(network.id)  # it may be kept from an earlier daemon
         if network.gone and network.found is None and self._all.get(network.id) is network:
             del self._all[network.id]
             self._unsaved["network", network.id, ""] = None
@@ -590,11 +592,13 @@ class NodeNetworks:
         made = network.found.overlay if network.found is not None else None
         return made is not None and self._local(network) not in (None, made.local)
 
-    async def _make(self, network: _Network) -> None:
+    async def _make(self, network: _Network, *, keep: bool = False) -> None:
         local = self._local(network)
         if local is None:
             raise ServerError("the data address of this node is not known yet, or is not IPv4")
-        network.found = await self._networks.overlays.adopt(network.record(), network.overlay(self.port, local))
+        network.found = await self._networks.overlays.adopt(
+            network.record(), network.overlay(self.port, local), keep=keep
+        )
         network.made.set()
         if self.address != str(local):
             self.address = str(local)

@@ -160,12 +160,9 @@ class Drivers:
             self._overlays = OverlayDriver(self._kernel, self.filter, self.alias, encryption)
         return self._overlays
 
-    def mtu(self, meant: Overlay) -> int:
-        """The MTU of an overlay whose creator chose none.
-
-        Raises ServerError if this host does not have its address.
-        """
-        return self.overlays.mtu(meant)
+    def mtu(self, meant: Overlay, kept: int = -1) -> int:
+        """The MTU of an overlay whose creator chose none; as `OverlayDriver.mtu`."""
+        return self.overlays.mtu(meant, kept)
 
     def names(self) -> list[str]:
         """Drivers by name. Does not block."""

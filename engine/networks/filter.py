@@ -198,6 +198,10 @@ class Filter:
         self._published: dict[str, _Endpoint] = {}
         self._outdated: dict[int, tuple[set[int], set[bytes]]] = {}
         self._relayed: frozenset[int] = frozenset()
+        self.awaited: set[str] = set()
+        """Links to networks of a swarm that are adopted after `settle`: they keep their
+        elements.
+        """
         self.authors: set[int] = set()
         """Netlink ports of the sockets that change tables of this engine (`nft.Generations`)."""
         self.companion: Callable[[bool], bool] | None = None
@@ -245,6 +249,7 @@ class Filter:
             except BaseException:
                 del self._networks[rules.bridge]
                 raise
+            self.awaited.discard(rules.bridge)
             _route_localnet(rules)
 
     def returned(self, bridge: str) -> None:
@@ -258,6 +263,10 @@ class Filter:
         """Remove a bridge's rules. Unknown bridges are fine."""
         with self._lock:
             rules = self._networks.pop(bridge, None)
+            if bridge in self.awaited:
+                self.awaited.discard(bridge)
+                if self._settled and self._kernel is not None:
+                    self._reconcile(_OF_NETWORKS)
             if rules is not None:
                 self._change([*_of_network(rules)], ())
                 _route_localnet(rules, "0")
@@ -432,7 +441,10 @@ class Filter:
         """True for an element that an earlier daemon may have left for this one. Of networks, the
         keys end with the name of the link.
         """
-        return not self._settled and (name in _OF_PORTS or key[-_IFNAMSIZ:].startswith(OVERLAY_LINK.encode()))
+        if name in _OF_PORTS:
+            return not self._settled
+        link = key[-_IFNAMSIZ:].rstrip(b"\0").decode(errors="replace")
+        return link in self.awaited or (not self._settled and link.startswith(OVERLAY_LINK))
 
     def _elements(self) -> Iterator[NamedElement]:
         for rules in self._networks.values():

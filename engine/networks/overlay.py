@@ -122,8 +122,6 @@ class Space:
         """Endpoints on this host → endpoint id."""
         self.pair = _LINK_LOCAL
         """The addresses of the link to the host: the host's and its own."""
-        self.led: set[IPv4Network] = set()
-        """What the host leads into it."""
         self.layout: tuple[bytes, ...] = ()
         """Of the rules for packets to the host, inside."""
         self.rules: BridgeRules | None = None
@@ -208,6 +206,12 @@ class OverlayDriver:
         self._filter = table
         self._alias = alias
         self._spaces: dict[str, Space] = {}
+        self._led: dict[str, set[IPv4Network]] = {}
+        """What the host leads into each network, by its id."""
+        self.settled = False
+        """All peers of the networks have been set: of one that is adopted later, routes that an
+        earlier daemon has made are of no worth.
+        """
         self._endpoints: dict[str, tuple[Space, IPv4Address]] = {}
         self._lingering: deque[tuple[Space, str]] = deque()
         self.lingers: Callable[[], None] = lambda: None
@@ -226,13 +230,19 @@ class OverlayDriver:
             raise ServerError(f"network {found.record.name}: it is not on this node any more")
         return space
 
-    def mtu(self, meant: Overlay) -> int:
-        """The MTU of an overlay whose creator chose none: what its underlay leaves.
+    def mtu(self, meant: Overlay, kept: int = -1) -> int:
+        """The MTU of an overlay whose creator chose none: what its underlay leaves. If this host
+        does not have the address, perhaps not yet, that of the VXLAN in the namespace `kept`.
 
-        Raises ServerError if this host does not have the address.
+        Raises ServerError if there is none, either.
         """
         index = self._links.owner(meant.local)
         under = next((link for link in self._links.links() if link.ifindex == index), None)
+        if under is None and kept >= 0:
+            with _inside(kept) as inside:
+                vxlan = inside.link(VXLAN)
+            if vxlan is not None:
+                return vxlan.mtu
         if under is None:
             raise ServerError(f"no link of this host has the data path address {meant.local}")
         return under.mtu - OVERHEAD - (ENCRYPTION if meant.encrypted else 0)
@@ -270,7 +280,8 @@ class OverlayDriver:
         space = _opened(descriptor) if descriptor >= 0 else _new()
         try:
             self._complete(found, space)
-            _read_peers(space)
+            if not self.settled:
+                _read_peers(space)
         except BaseException:
             if descriptor < 0:
                 self._remove(found, space)
@@ -281,6 +292,7 @@ class OverlayDriver:
         return space
 
     def unmake(self, found: Network) -> None:
+        self._led.pop(found.record.id, None)
         space = self._spaces.pop(found.record.id, None)
         if space is not None:
             self._remove(found, space)
@@ -375,7 +387,8 @@ class OverlayDriver:
         assert inner is not None
         space.uplink = outer.ifindex
         space.inside.apply(rtnl.add_route(_DEFAULT, inner.ifindex, space.pair[0]))
-        self._links.apply(*(rtnl.add_route(each, outer.ifindex, space.pair[1]) for each in space.led))
+        led = self._led.get(found.record.id, ())
+        self._links.apply(*(rtnl.add_route(each, outer.ifindex, space.pair[1]) for each in led))
         ruled = self._complete_rules(found, space, made)
         return made or ruled
 
@@ -605,29 +618,36 @@ class OverlayDriver:
 
     def lead(self, found: Network, to: IPv4Address | IPv4Network) -> None:
         """The host leads packets for this endpoint, or for all of the network, into the namespace.
-        Idempotent.
+        Idempotent. Into a network that is yet to be adopted, it does when that is done.
 
         Raises ServerError for an internal network.
         """
-        space = self.space(found)
+        led = self._led.setdefault(found.record.id, set())
+        network = to if isinstance(to, IPv4Network) else _host(to)
+        space = self._spaces.get(found.record.id)
+        if space is None:
+            led.add(network)
+            return
         with space.lock:
             link = self._links.link(found.bridge)
             if link is None:
                 raise ServerError(f"network {found.record.name}: it has no link to the host")
-            network = to if isinstance(to, IPv4Network) else _host(to)
-            space.led.add(network)
+            led.add(network)
             self._links.apply(rtnl.add_route(network, link.ifindex, space.pair[1]))
 
     def unlead(self, found: Network, to: IPv4Address | IPv4Network) -> None:
         """Undo `lead`. Idempotent."""
+        led = self._led.get(found.record.id, set())
+        network = to if isinstance(to, IPv4Network) else _host(to)
         space = self._spaces.get(found.record.id)
-        if space is not None:
-            with space.lock:
-                network = to if isinstance(to, IPv4Network) else _host(to)
-                link = self._links.link(found.bridge)
-                if network in space.led and link is not None:
-                    _apply_removals(self._links, [rtnl.delete_route(network, link.ifindex)])
-                space.led.discard(network)
+        if space is None:
+            led.discard(network)
+            return
+        with space.lock:
+            link = self._links.link(found.bridge)
+            if network in led and link is not None:
+                _apply_removals(self._links, [rtnl.delete_route(network, link.ifindex)])
+            led.discard(network)
 
     # --- endpoints --------------------------------------------------------------------------------
 

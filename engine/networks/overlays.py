@@ -110,6 +110,8 @@ class Overlays:
         self._unanswered: dict[Balance | Ingress, set[IPv4Address]] = {}
         """Withdrawn backends, by what led to them."""
         self._all: dict[str, _Adopted] = {}
+        self._awaited: dict[str, Network] = {}
+        """Networks that could not be adopted when the daemon started, by id."""
         self._adopting = asyncio.Lock()
         self._ingress: tuple[Network, Ingress] | None = None
         """The network by which the nodes reach tasks, if there is one on this node."""
@@ -126,15 +128,16 @@ class Overlays:
         self._looking: asyncio.Task[None] | None = None
         self.keeper = keeper
 
-    async def adopt(self, record: NetworkRecord, meant: Overlay) -> Network:
+    async def adopt(self, record: NetworkRecord, meant: Overlay, *, keep: bool = False) -> Network:
         """Make the network on this node, or find it after a restart of the daemon.
 
         `record` has the driver "overlay", the scope "swarm", a subnet and a gateway. Raises
-        ServerError; nothing is left then.
+        ServerError; nothing is left then. With `keep` a failure leaves what an earlier daemon has
+        made, and the endpoints of containers that ran on, for the next attempt or `drop`.
         """
-        return await uninterrupted(self._adopt(record, meant))
+        return await uninterrupted(self._adopt(record, meant, keep))
 
-    async def _adopt(self, record: NetworkRecord, meant: Overlay) -> Network:
+    async def _adopt(self, record: NetworkRecord, meant: Overlay, keep: bool) -> Network:
         async with self._adopting:
             known = self._all.get(record.id)
             if known is not None:
@@ -150,17 +153,25 @@ class Overlays:
                         self._store.show(record)
                         await self._move_ingress(known.found, meant)
                     return known.found
-            name = f"overlay {meant.vni} {record.id[:12]}"
-            found = Network(record, network.options(record), routes=not record.internal)
-            found.overlay = meant
-            found.fill()
+            found = self._awaited.get(record.id)
+            if found is None:
+                options = msgspec.structs.replace(network.options(record), bridge=f"{OVERLAY_LINK}{record.id[:12]}")
+                found = Network(record, options, routes=not record.internal)
+                found.fill()
+            found.record, found.overlay = record, meant
+            name = _name(found)
             if self.keeper is not None:
                 # of another swarm, whose number would be in use
                 for other in [*self.keeper.held]:
                     if other.startswith(f"overlay {meant.vni} ") and other != name:
                         self.keeper.let_go(other)
             kept = self.keeper.held.get(name, -1) if self.keeper is not None else -1
-            space = await self._in_thread(self._made, found, kept)
+            try:
+                space = await self._in_thread(self._made, found, kept)
+            except BaseException:
+                if keep:
+                    self._await(found)
+                raise
             if self.keeper is not None and kept < 0:
                 self.keeper.hold(name, space.descriptor)
             self._drivers.overlays.lingers = self._lingers
@@ -168,13 +179,28 @@ class Overlays:
             adopted = self._all[record.id] = _Adopted(found, name, balance, space.disturbances)
             space.disturbances.take()  # of the links that were just made
             asyncio.get_running_loop().add_reader(space.disturbances.fileno(), self._disturbed, adopted)
+            late = self._awaited.pop(record.id, None) is not None
             self._by_id[record.id] = found
             self._store.show(record)
             if self._looking is None:
                 self._looking = spawn(self._look(), "comparing the swarm's networks with the kernel")
             if meant.ingress:
                 await self._open_ingress(found)
+            if late:
+                await self._attach(found)
             return found
+
+    def _await(self, found: Network) -> None:
+        self._awaited[found.record.id] = self._by_id[found.record.id] = found
+        self._store.show(found.record)
+        self._drivers.filter.awaited.add(found.bridge)
+
+    async def _attach(self, found: Network) -> None:
+        """Attach containers again whose link is gone."""
+        try:
+            await self._rerouted(found, await self._in_thread(self._drivers.overlays.replug, found))
+        except (EngineError, OSError) as error:
+            _log.error("network %s: %s", found.record.name, error)
 
     async def _open_ingress(self, found: Network) -> None:
         """What fails here is tried again by `mend`."""
@@ -215,10 +241,8 @@ class Overlays:
         """In a thread."""
         try:
             assert found.overlay is not None
-            mtu = network.options(found.record).mtu or self._drivers.mtu(found.overlay)
-            found.options = msgspec.structs.replace(
-                found.options, bridge=f"{OVERLAY_LINK}{found.record.id[:12]}", mtu=mtu
-            )
+            mtu = network.options(found.record).mtu or self._drivers.mtu(found.overlay, kept)
+            found.options = msgspec.structs.replace(found.options, mtu=mtu)
             return self._drivers.overlays.adopt(found, kept)
         except OSError as error:
             raise ServerError(f"network {found.record.name}: {error.strerror or error}") from error
@@ -234,11 +258,10 @@ class Overlays:
         async with self._adopting:
             known = self._all.get(network_id)
             if known is None:
+                await self._drop_awaited(network_id)
                 return
             async with known.lock:
-                record = known.found.record
-                if known.found.sandboxes:
-                    raise Forbidden(f"network {record.name} id {record.id} has active endpoints")
+                _check_empty(known.found)
                 del self._all[network_id]
                 asyncio.get_running_loop().remove_reader(known.disturbances.fileno())
                 self._names.take_all(network_id)
@@ -251,6 +274,23 @@ class Overlays:
                 finally:
                     if self.keeper is not None:
                         self.keeper.let_go(known.name)
+
+    async def _drop_awaited(self, network_id: str) -> None:
+        found = self._awaited.get(network_id)
+        if found is None:
+            return
+        _check_empty(found)
+        del self._awaited[network_id], self._by_id[network_id]
+        self._store.hide(network_id)
+        if self.keeper is not None:
+            self.keeper.let_go(_name(found))
+        await self._in_thread(self._drivers.unmake, found)
+        try:
+            await self._in_thread(self._drivers.filter.remove_network, found.bridge)
+            if found.overlay is not None and found.overlay.ingress:
+                await self._in_thread(remove_leftovers, self._drivers.filter)
+        except NetfilterError as error:
+            _log.warning("network %s: removing its rules: %s", found.record.name, error)
 
     async def close(self, remove: bool) -> None:
         """Forget the networks. Those of running containers stay in the kernel, and so do published
@@ -268,9 +308,11 @@ class Overlays:
         await self._close_ingress(None, remove=remove)
         for known in self._all.values():
             await self._in_thread(known.balance.close)
-            if remove and self.keeper is not None:
-                self.keeper.let_go(known.name)
+        if remove and self.keeper is not None:
+            for name in self._names_of_spaces():
+                self.keeper.let_go(name)
         self._all.clear()
+        self._awaited.clear()
 
     def held(self, network_id: str) -> bool:
         """True if an earlier daemon has left the network's namespace."""
@@ -284,18 +326,22 @@ class Overlays:
     async def settle(self) -> None:
         """Every running container has been restored, and all views were applied: attach containers
         again whose link is gone, and give up what an earlier daemon has left and this one does not
-        need.
+        need. Networks that are yet to be adopted keep theirs.
         """
+        self._drivers.overlays.settled = True
         for known in [*self._all.values()]:
             try:
                 await self._rerouted(known.found, await self._in_thread(self._drivers.overlays.settle, known.found))
             except (EngineError, OSError) as error:
                 _log.error("network %s: %s", known.found.record.name, error)
         if self.keeper is not None:
-            needed = {each.name for each in self._all.values()}
+            needed = self._names_of_spaces()
             for name in [*self.keeper.held]:
                 if name.startswith("overlay ") and name not in needed:
                     self.keeper.let_go(name)
+
+    def _names_of_spaces(self) -> set[str]:
+        return {*(each.name for each in self._all.values()), *map(_name, self._awaited.values())}
 
     async def set_peers(
         self, network_id: str, put: Mapping[IPv4Address, IPv4Address], gone: Collection[IPv4Address]
@@ -567,3 +613,15 @@ class Overlays:
         if known is None:
             raise NotFound(f"network {network_id} is not on this node")
         return known
+
+
+def _name(found: Network) -> str:
+    """Under which the keeper holds its namespace."""
+    assert found.overlay is not None
+    return f"overlay {found.overlay.vni} {found.record.id[:12]}"
+
+
+def _check_empty(found: Network) -> None:
+    """Raises Forbidden while containers are on it."""
+    if found.sandboxes:
+        raise Forbidden(f"network {found.record.name} id {found.record.id} has active endpoints")

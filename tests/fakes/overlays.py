@@ -20,6 +20,8 @@ class FakeOverlays:
     def __init__(self) -> None:
         self.adopted: dict[str, tuple[NetworkRecord, Overlay]] = {}
         self.found: dict[str, Any] = {}
+        self.awaited: set[str] = set()
+        """Kept for the next attempt."""
         self.peers: dict[str, dict[IPv4Address, IPv4Address]] = {}
         self.services: dict[str, dict[IPv4Address, tuple[IPv4Address, ...]]] = {}
         self.names: dict[str, dict[str, Names]] = {}
@@ -46,8 +48,14 @@ class FakeOverlays:
     def held(self, network_id: str) -> bool:
         return False
 
-    async def adopt(self, record: NetworkRecord, meant: Overlay) -> Any:
-        await self._point("adopt")
+    async def adopt(self, record: NetworkRecord, meant: Overlay, *, keep: bool = False) -> Any:
+        try:
+            await self._point("adopt")
+        except Exception:
+            if keep:
+                self.awaited.add(record.id)
+            raise
+        self.awaited.discard(record.id)
         assert record.scope == "swarm"
         if record.id not in self.adopted:
             self.peers[record.id], self.services[record.id], self.names[record.id] = {}, {}, {}
@@ -57,6 +65,9 @@ class FakeOverlays:
         return self.found[record.id]
 
     async def drop(self, network_id: str) -> None:
+        self.awaited.discard(network_id)
+        if network_id not in self.found:
+            return
         await self._point("drop")
         if network_id in self.found and self.found[network_id].sandboxes:
             raise Forbidden("active endpoints")

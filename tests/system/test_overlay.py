@@ -25,13 +25,15 @@ from engine.networks import overlay, overlays, sandboxes
 from engine.networks.attachments import Lent
 from engine.networks.network import NetworkRecord, Overlay
 from engine.networks.overlay import UPLINK, VXLAN, _there
+from engine.networks.ports import Published
+from engine.networks.publishing import Request
 from engine.storage.records import Records
 from engine.system import namespaces, netfilter
 from engine.system.netlink import rtnl, xfrm
 from engine.system.netlink.codec import NetlinkError
 from engine.system.netlink.rtnl import RouteSocket
 from engine.system.netlink.xfrm import KEY, Association, XfrmSocket
-from engine.wire.containers import EndpointSettings
+from engine.wire.containers import EndpointSettings, PortBinding
 from engine.wire.networks import IPAM, IPAMConfig
 from tests.fakes.networks import Both
 from tests.harness import until
@@ -40,6 +42,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 T = TypeVar("T")
 
+NO_PORTS = Request()
 HOSTS = 3
 NET = "10.88.0"
 
@@ -157,18 +160,19 @@ class Host:
     def overlays(self) -> Any:
         return self.networks.overlays
 
-    def adopt(self, record: NetworkRecord, vni: int = 4097) -> None:
-        self.do(self.overlays.adopt(record, Overlay(vni=vni, port=4789, local=IPv4Address(self.address))))
+    def adopt(self, record: NetworkRecord, vni: int = 4097, *, keep: bool = False) -> None:
+        self.do(self.overlays.adopt(record, Overlay(vni=vni, port=4789, local=IPv4Address(self.address)), keep=keep))
 
     def peers(self, record: NetworkRecord, put: dict[str, str], *gone: str) -> None:
         by_address = {IPv4Address(address): IPv4Address(node) for address, node in put.items()}
         self.do(self.overlays.set_peers(record.id, by_address, [IPv4Address(each) for each in gone]))
 
-    def start(self, name: str, *addresses: tuple[NetworkRecord, str]) -> Container:
+    def start(self, name: str, *addresses: tuple[NetworkRecord, str], request: Request = NO_PORTS) -> Container:
         wanted = {record.name: EndpointSettings(network_id=record.id) for record, _ in addresses}
         self.lending |= {record.name: IPv4Address(address) for record, address in addresses}
         first = addresses[0][0].name
-        joined = self.do(self.networks.join(name, name, wanted, first))
+        joined = self.do(self.networks.join(name, name, wanted, first, request=request))
+        self.do(self.networks.opened(name))
         process = subprocess.Popen(["nsenter", f"--net={joined.path}", "sleep", "1000"])
         until("it is there", lambda: same(f"/proc/{process.pid}/ns/net", joined.path))
         made = self.containers[name] = Container(name, joined.endpoints, process, os.pidfd_open(process.pid))
@@ -191,10 +195,11 @@ class Host:
         os.close(container.pidfd)
         self.do(self.networks.leave(name))
 
-    def restore(self) -> None:
-        """The containers that ran on without an engine."""
+    def restore(self, **ports: tuple[Published, ...]) -> None:
+        """The containers that ran on without an engine, with their published ports."""
         for each in self.containers.values():
-            self.do(self.networks.restore(each.name, each.name, each.endpoints, each))
+            published = ports.get(each.name, ())
+            self.do(self.networks.restore(each.name, each.name, each.endpoints, each, ports=published))
         self.do(self.networks.settle())
 
     def space(self, record: NetworkRecord) -> Any:
@@ -573,6 +578,102 @@ def test_engine_and_keeper_have_died(hosts: list[Host], web: NetworkRecord) -> N
     assert containers[1].reaches("10.0.0.10")
 
 
+def test_the_data_address_comes_after_the_engine(hosts: list[Host], web: NetworkRecord) -> None:
+    """A network of an earlier engine is adopted without it."""
+    containers = spread(hosts, web, "10.0.0", 4097)
+    host = hosts[0]
+    host.close(remove=False)
+    host.inside("ip", "address", "delete", f"{host.address}/24", "dev", "eth0")
+    host.open()
+    host.adopt(web)
+    host.peers(web, {"10.0.0.20": hosts[1].address})
+    host.restore()
+    host.inside("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
+    assert containers[0].reaches("10.0.0.20") and containers[0].reaches(f"{NET}.2")
+    assert not host.do(host.overlays.mend())
+
+
+PORTS = Request((), {"80/tcp": [PortBinding(host_ip="", host_port="8080")]})
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_network_that_is_adopted_late(
+    hosts: list[Host], web: NetworkRecord, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """The first attempt of a new engine fails. Containers that ran on keep the network meanwhile,
+    or are attached again if the kernel has removed it.
+    """
+    containers = spread(hosts, web, "10.0.0", 4097)
+    host = hosts[0]
+    published = host.start("published", (web, "10.0.0.12"), request=PORTS)
+    server = subprocess.Popen(
+        ["nsenter", f"--net=/proc/{published.pid}/ns/net", "busybox", "nc", "-ll", "-p", "80", "-e", "echo", "here"]
+    )
+    asked = ["busybox", "nc", "-w", "2", host.address, "8080"]
+    until("it listens", lambda: "here" in published.run("busybox", "nc", "-w", "1", "127.0.0.1", "80").stdout)
+    assert "here" in hosts[1].inside(*asked)
+    ports = host.networks.ports_of("published")
+    host.close(remove=False)
+    if not kept:
+        for name in [*host.keeper.held]:
+            host.keeper.let_go(name)
+        until("the network has gone", lambda: f"ov-{web.id[:12]}" not in host.links())
+    host.open()
+    driver = host.networks.drivers.overlays
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, "_complete_vxlan", refused)
+        with pytest.raises(ServerError, match="Cannot allocate memory"):
+            host.adopt(web, keep=True)
+    host.restore(published=ports)
+    assert host.networks.get("web").sandboxes.keys() == {"web-10.0.0.10", "published"}
+    assert containers[0].reaches("10.0.0.20") == containers[0].reaches(f"{NET}.2") == kept
+    if kept:
+        assert "here" in hosts[1].inside(*asked)
+    with pytest.raises(Forbidden, match="active endpoints"):
+        host.do(host.overlays.drop(web.id))
+    host.adopt(web)
+    host.peers(web, {"10.0.0.30": hosts[2].address})
+    assert containers[0].reaches("10.0.0.30") and containers[0].reaches(f"{NET}.2")
+    assert "here" in hosts[1].inside(*asked)
+    host.do(host.overlays.mend())
+    assert not host.do(host.overlays.mend())
+    assert not containers[0].reaches("10.0.0.20"), "it went meanwhile"
+    for each in [*host.containers]:
+        host.leave(each)
+    server.kill()
+    server.wait()
+    host.do(host.overlays.drop(web.id))
+    assert not host.keeper.held
+
+
+def test_a_network_that_is_not_adopted_after_all(
+    hosts: list[Host], web: NetworkRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = hosts[0]
+    host.adopt(web)
+    host.start("one", (web, "10.0.0.10"))
+    host.close(remove=False)
+    host.open()
+    monkeypatch.setattr(host.networks.drivers.overlays, "_complete_vxlan", refused)
+    with pytest.raises(ServerError, match="Cannot allocate memory"):
+        host.adopt(web, keep=True)
+    host.restore()
+    assert host.keeper.held
+    host.leave("one")
+    host.do(host.overlays.drop(web.id))
+    host.do(host.overlays.drop(web.id))
+    assert not host.keeper.held
+    until("its link is gone", lambda: f"ov-{web.id[:12]}" not in host.links())
+    with pytest.raises(NotFound):
+        host.networks.get("web")
+    with namespaces.inside_network(host.namespace):
+        assert f"ov-{web.id[:12]}" not in netfilter.run("list ruleset")
+
+
+def refused(*_: Any, **__: Any) -> Any:
+    raise NetlinkError(12, "Cannot allocate memory")
+
+
 def test_the_options_of_a_network(hosts: list[Host]) -> None:
     small = network("small", "10.0.0.0/24", "10.0.0.9", options={"com.docker.network.driver.mtu": "1300"})
     hosts[0].adopt(small)
@@ -621,9 +722,6 @@ def test_a_change_that_fails(
     """What it has left out, additions and removals, is done by the next one, or by a repair."""
     container = spread(hosts, web, "10.0.0", 4097)[0]
     host, space, driver = hosts[0], hosts[0].space(web), hosts[0].networks.drivers.overlays
-
-    def refused(*_: Any, **__: Any) -> Any:
-        raise NetlinkError(12, "Cannot allocate memory")
 
     with monkeypatch.context() as patched:
         if failing == "encryption":

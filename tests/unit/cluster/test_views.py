@@ -298,6 +298,35 @@ async def test_the_next_daemon_has_everything_without_a_manager() -> None:
     await here.networks.close()
 
 
+@pytest.mark.parametrize("then", ["open", "gone", "clear"])
+async def test_a_network_that_cannot_be_adopted_at_the_start_is_kept(then: str) -> None:
+    """Until it can, or the managers or the operator say that it goes."""
+    here = Site()
+    ports = (PortView(protocol="tcp", published=80, target=8080),)
+    published = ServiceView(id="web", name="web", ports=ports)
+    ingress = View(network="ingress", definition=INGRESS, services=(published,), nodes=NODES)
+    await here.take(Views(whole=True, of=(*whole(task(3)).of, ingress)))
+    await here.networks.close()
+    here.boot()
+    here.overlays.trouble = ServerError("no link of this host has the data path address")
+    await here.networks.restore("me")
+    assert here.overlays.awaited == {"net", "ingress"} and not here.overlays.adopted
+    assert here.overlays.ports is None, "published ports stay, too"
+    if then == "open":
+        here.overlays.trouble = None
+        here.networks.open("me", "192.168.7.1")
+        await here.until(lambda: here.overlays.adopted.keys() == {"net", "ingress"})
+        await here.until(lambda: here.overlays.ports)
+    elif then == "gone":
+        here.networks.open("me", "192.168.7.1")
+        await here.networks.take(Views(whole=True, of=()))
+        await here.until(lambda: not len(here.networks))
+    else:
+        await here.networks.clear()
+    assert not here.overlays.awaited
+    await here.networks.close()
+
+
 async def test_ingress_is_made_when_it_is_used() -> None:
     here = Site()
     ingress = View(network="ing", definition=INGRESS, nodes=NODES)
