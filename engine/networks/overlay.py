@@ -213,7 +213,7 @@ class OverlayDriver:
         earlier daemon has made are of no worth.
         """
         self._endpoints: dict[str, tuple[Space, IPv4Address]] = {}
-        self._lingering: deque[tuple[Space, str]] = deque()
+        self._lingering: deque[tuple[Space, str, IPv4Address]] = deque()
         self.lingers: Callable[[], None] = lambda: None
         """Called when `clear` will have work in `LINGER` seconds."""
 
@@ -717,8 +717,8 @@ class OverlayDriver:
             with space.lock:
                 _apply_removals(space.inside, [rtnl.delete_link(sandboxes.host_end(settings.endpoint_id))])
                 address = self._left(settings.endpoint_id)
-                if address in space.peers:
-                    space.inside.apply(rtnl.add_route(_host(address), space.vxlan, space.peers[address]))
+                if address is not None:
+                    _lead_to_peer(space, address)
 
     def released(self, endpoint_id: str) -> None:
         """The kernel removes the veth with the container's namespace, unless a process holds that:
@@ -726,16 +726,19 @@ class OverlayDriver:
         """
         known = self._endpoints.get(endpoint_id)
         if known is not None:
-            self._lingering.append((known[0], sandboxes.host_end(endpoint_id)))
+            self._lingering.append((known[0], sandboxes.host_end(endpoint_id), known[1]))
             self._left(endpoint_id)
             self.lingers()
 
     def clear(self, count: int) -> None:
-        """Delete what remains of the `count` endpoints that were released first."""
-        for space, end in [self._lingering.popleft() for _ in range(min(count, len(self._lingering)))]:
+        """Delete what remains of the `count` endpoints that were released first. Another node may
+        have the address of one by now.
+        """
+        for space, end, address in [self._lingering.popleft() for _ in range(min(count, len(self._lingering)))]:
             with space.lock:
                 if not space.closed:
                     _apply_removals(space.inside, [rtnl.delete_link(end)])
+                    _lead_to_peer(space, address)
 
     def _left(self, endpoint_id: str) -> IPv4Address | None:
         """Forget an endpoint; returns its address.
@@ -855,6 +858,13 @@ def _leave_node(space: Space, node: IPv4Address) -> list[Request]:
 
 def _from_node(vxlan: int, node: IPv4Address) -> list[Request]:
     return [rtnl.delete_neighbour(vxlan, node), rtnl.delete_forwarding(vxlan, mac_address(node), node)]
+
+
+def _lead_to_peer(space: Space, address: IPv4Address) -> None:
+    """This host has the address no more: it is that of an endpoint on another node, if of any."""
+    node = space.peers.get(address)
+    if node is not None and address not in space.local:
+        space.inside.apply(rtnl.add_route(_host(address), space.vxlan, node))
 
 
 def _apply_removals(kernel: RouteSocket, requests: list[Request]) -> None:

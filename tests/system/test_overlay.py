@@ -374,6 +374,28 @@ def test_the_address_of_a_start_that_failed(
     assert client.reaches("10.0.0.10") and server.reaches("10.0.0.11")
 
 
+def test_an_address_that_two_nodes_have_for_a_while(
+    hosts: list[Host], web: NetworkRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The managers have given it to another node, which was reached again. The container here ends
+    later than the view comes.
+    """
+    monkeypatch.setattr(sandboxes, "LINGER", 0.2)
+    for each in hosts[:2]:
+        each.adopt(web)
+    client, old = hosts[0].start("client", (web, "10.0.0.11")), hosts[0].start("old", (web, "10.0.0.10"))
+    hosts[1].start("new", (web, "10.0.0.10"))
+    hosts[1].peers(web, {"10.0.0.11": hosts[0].address})
+    hosts[0].peers(web, {"10.0.0.10": hosts[1].address})
+    assert client.reaches("10.0.0.10")
+    hosts[0].leave(old.name)
+    with RouteSocketIn(hosts[0].space(web).descriptor) as kernel:
+        end = sandboxes.host_end(old.endpoints["web"].endpoint_id)
+        until("its link is gone", lambda: kernel.link(end) is None)
+    until("the other node is reached", lambda: client.reaches("10.0.0.10"), 5)
+    assert not hosts[0].do(hosts[0].overlays.mend())
+
+
 def test_removal(hosts: list[Host], web: NetworkRecord) -> None:
     """Nothing of a network is left, and its number is free at once."""
     host = hosts[0]
