@@ -126,6 +126,8 @@ class Balance:
         """How many services have this backend."""
         self._ended: dict[bytes, None] = {}
         """Backends that have gone, the oldest first."""
+        self._ending: set[bytes] = set()
+        """Those that services still lead to."""
 
     def set(
         self, put: Mapping[IPv4Address, Sequence[IPv4Address]], gone: Collection[IPv4Address] = ()
@@ -190,21 +192,20 @@ class Balance:
         return bool(self._slots)
 
     def end(self, addresses: Iterable[IPv4Address | IPv6Address]) -> None:
-        """These endpoints have gone: reset what is left of their connections.
+        """These endpoints have gone: reset what is left of their connections, of a backend when it
+        is withdrawn.
 
         Holds until an address is a backend again. Raises NetfilterError; `mend` writes what is
         missing then.
         """
         with self._lock:
-            gone = [each.packed for each in addresses if each.version == 4]
-            gone = [each for each in gone if each not in self._ended and not self._uses[each]][-_ENDED:]
-            if not gone or self._closed or not self._layout:
+            if self._closed or not self._layout:
                 return
-            old = [*self._ended][: max(0, len(self._ended) + len(gone) - _ENDED)]
-            for each in old:
-                del self._ended[each]
-            self._ended |= dict.fromkeys(gone)
-            self._apply([([_gone(each) for each in old], [_gone(each) for each in gone])])
+            gone = {each.packed: None for each in addresses if each.version == 4}
+            self._ending |= {each for each in gone if self._uses[each]}
+            change = self._end([each for each in gone if not self._uses[each]])
+            if any(change):
+                self._apply([change])
 
     def mend(self) -> bool:
         """Put back what other programs changed in the table. Returns True if anything differed.
@@ -225,6 +226,14 @@ class Balance:
                 self._kernel = None
 
     # --- with the lock held -----------------------------------------------------------------------
+
+    def _end(self, addresses: Iterable[bytes]) -> Change:
+        new = [each for each in addresses if each not in self._ended][-_ENDED:]
+        old = [*self._ended][: max(0, len(self._ended) + len(new) - _ENDED)]
+        for each in old:
+            del self._ended[each]
+        self._ended |= dict.fromkeys(new)
+        return [_gone(each) for each in old], [_gone(each) for each in new]
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[NftSocket]:
@@ -290,6 +299,9 @@ class Balance:
         for each in back:
             del self._ended[each]
         changes.append(([_gone(each) for each in back], []))
+        ended = [each for each in withdrawn if each in self._ending]
+        self._ending.difference_update(ended)
+        changes.append(self._end(ended))
         self._apply(changes)
         return withdrawn
 

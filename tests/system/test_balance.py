@@ -360,6 +360,26 @@ def test_what_has_gone_and_comes_back(net: Net, balanced: Balance) -> None:
     successor.close()
 
 
+def test_a_backend_that_has_gone_before_it_is_withdrawn(net: Net, balanced: Balance) -> None:
+    """A crashed container: the managers withdraw it a moment after its end."""
+    balanced.set({SERVICE: net.addresses[1:2], OTHER: net.addresses[1:3]})
+    with net.connect(0, SERVICE) as open_:
+        balanced.end(net.addresses[1:2])
+        assert said(open_).startswith("1 "), "until then it may be a new one with the address"
+        balanced.set({SERVICE: net.addresses[2:3]})
+        assert said(open_).startswith("1 "), "another service still leads there"
+        assert balanced.set({}, [OTHER]) == {net.addresses[1]}
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            for _ in range(10):
+                said(open_)
+    assert {*elements(net)["ended"]} == {net.addresses[1].packed}
+    assert not balanced.mend()
+    balanced.set({SERVICE: net.addresses[1:2]})
+    assert net.ask(0, SERVICE).startswith("1 ") and not elements(net)["ended"]
+    balanced.set({SERVICE: net.addresses[2:3]})
+    assert not elements(net)["ended"], "it has not ended this time"
+
+
 def test_a_network_without_services_has_no_table(net: Net) -> None:
     made = Balance(net.namespace, GATEWAY)
     assert made.set({}) == set()
