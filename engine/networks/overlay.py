@@ -377,20 +377,22 @@ class OverlayDriver:
             self._links.outcomes([rtnl.delete_link(found.bridge)])
             space.inside.outcomes([rtnl.delete_link(UPLINK)])
             outer = self._new_uplink(found, space)
+            space.inside.apply(rtnl.change_link(UPLINK, up=True))
             inner = _there(space.inside, UPLINK)
-            space.inside.apply(
-                rtnl.add_address(inner.ifindex, IPv4Interface((space.pair[1], 31))), rtnl.change_link(UPLINK, up=True)
-            )
         else:
             space.pair = own[0].interface.network
         assert outer is not None
         assert inner is not None
+        failure = space.inside.outcomes([rtnl.add_address(inner.ifindex, IPv4Interface((space.pair[1], 31)))])[0]
+        if failure is not None and failure.errno != errno.EEXIST:
+            raise failure
+        readdressed = failure is None
         space.uplink = outer.ifindex
         space.inside.apply(rtnl.add_route(_DEFAULT, inner.ifindex, space.pair[0]))
         led = self._led.get(found.record.id, ())
         self._links.apply(*(rtnl.add_route(each, outer.ifindex, space.pair[1]) for each in led))
         ruled = self._complete_rules(found, space, made)
-        return made or ruled
+        return made or readdressed or ruled
 
     def _complete_rules(self, found: Network, space: Space, made: bool) -> bool:
         """`made`: the link to the host has just been made. Returns True if the rules for packets to

@@ -452,6 +452,7 @@ def test_repair(hosts: list[Host], web: NetworkRecord) -> None:
     disturb("ip", "link", "set", VXLAN, "down")
     disturb("ip", "link", "delete", UPLINK)
     disturb("ip", "link", "set", UPLINK, "down")
+    disturb("ip", "address", "flush", "dev", UPLINK)
     disturb("ip", "route", "delete", "10.0.0.20")
     disturb("ip", "route", "delete", "10.0.0.10")
     disturb("ip", "neighbour", "delete", hosts[1].address, "dev", VXLAN)
