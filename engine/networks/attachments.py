@@ -464,8 +464,14 @@ class Attachments:
                 del sandbox.endpoints[found.record.id]
                 self._disappeared(found, sandbox, settings)
                 return
-            await self._unplug(sandbox, found, settings)
-            del sandbox.endpoints[found.record.id]
+            # First, or a repair would attach it again.
+            before = sandbox.endpoints
+            sandbox.endpoints = {key: each for key, each in before.items() if key != found.record.id}
+            try:
+                await self._unplug(sandbox, found, settings)
+            except BaseException:
+                sandbox.endpoints = before
+                raise
             try:
                 await self._republish(sandbox)
             finally:

@@ -532,6 +532,32 @@ def test_an_endpoint_that_is_released_during_a_repair(
     host.leave("one")
 
 
+def test_a_disconnect_during_a_repair(hosts: list[Host], web: NetworkRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The container is not attached again. After a failure it is on the network as before."""
+    inner = network("inner", "10.0.16.0/20", "10.0.16.1")
+    host = hosts[0]
+    host.adopt(web, 4097)
+    host.adopt(inner, 4098)
+    container = host.start("one", (inner, "10.0.16.10"), (web, "10.0.0.10"))
+    sandbox, found = host.networks._sandboxes["one"], host.networks.by_id[inner.id]
+    driver = host.networks.drivers.overlays
+    unplug = driver.unplug
+
+    def then_repaired(*arguments: Any) -> None:
+        unplug(*arguments)
+        driver.mend(found)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, "unplug", refused)
+        with pytest.raises(ServerError, match="Cannot allocate memory"):
+            host.do(host.networks.disconnect("one", "inner"))
+    assert [*sandbox.endpoints] == [inner.id, web.id] and container.reaches("10.0.16.1")
+    monkeypatch.setattr(driver, "unplug", then_repaired)
+    host.do(host.networks.disconnect("one", "inner"))
+    assert [*sandbox.endpoints] == [web.id] and not host.space(inner).local
+    assert "eth0" not in container.run("ip", "link").stdout and container.reaches("10.0.0.1")
+
+
 def test_repairs_go_on_after_a_failure(
     hosts: list[Host], web: NetworkRecord, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
