@@ -156,8 +156,7 @@ class Drivers:
             from engine.networks.overlay import OverlayDriver
 
             assert self._kernel is not None, "the drivers are open"
-            encryption = Encryption(f"engined-{self._default_bridge}-esp")
-            self._overlays = OverlayDriver(self._kernel, self.filter, self.alias, encryption)
+            self._overlays = OverlayDriver(self._kernel, self.filter, self.alias, Encryption(self.filter))
         return self._overlays
 
     def mtu(self, meant: Overlay, kept: int = -1) -> int:

@@ -36,6 +36,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.errors import EngineError
 from engine.networks.ports import ANY, AT_LOOPBACK, PROTOCOLS, Published, Relayed
 from engine.system import netfilter
 from engine.system.netfilter import NetfilterError
@@ -204,8 +205,8 @@ class Filter:
         """
         self.authors: set[int] = set()
         """Netlink ports of the sockets that change tables of this engine (`nft.Generations`)."""
-        self.companion: Callable[[bool], bool] | None = None
-        """Called by `mend`, too, with the same argument: mends another table of this engine."""
+        self.companions: list[Callable[[bool], bool]] = []
+        """Called by `mend`, too, with the same argument: they mend other tables of this engine."""
 
     @property
     def name(self) -> str:
@@ -338,17 +339,26 @@ class Filter:
         missing.
 
         Without `elements` they are compared only when rules are missing, as reading them takes 5 us
-        each.
+        each. Raises the first error, after everything else was mended.
         """
+        changed, failures = False, list[Exception]()
+        for mend in (self._mend, *self.companions):
+            try:
+                changed |= mend(elements)
+            except (EngineError, NetfilterError, OSError) as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return changed
+
+    def _mend(self, elements: bool) -> bool:
         with self._lock:
             if self._kernel is None:
                 return False
             missing = self._kernel.layout(self._table) != self._layout
             if missing:
                 self._install()
-            changed = ((elements or missing) and self._reconcile((*_OF_NETWORKS, *_OF_PORTS))) or missing
-        companion = self.companion
-        return (companion is not None and companion(elements)) or changed
+            return ((elements or missing) and self._reconcile((*_OF_NETWORKS, *_OF_PORTS))) or missing
 
     def close(self, remove: bool) -> None:
         """Close the sockets.

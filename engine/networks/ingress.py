@@ -464,7 +464,7 @@ class Ingress:
             self._served_by_udp = _by_udp(before) | _by_udp(self._slots)
             self._ended = dict.fromkeys(there.get("ended", {}).keys() - led, now)
             self._begun = True
-            self._filter.companion = self._mend_host
+            self._filter.companions.append(self._mend_host)
             self._install(kernel)
             self._written = True
         return _backends(before.values()) - led
@@ -561,8 +561,9 @@ class Ingress:
             self._listeners.close()
             self._held.clear()
             self._asked.clear()
-            self._begun = False
-            self._filter.companion = None
+            if self._begun:
+                self._begun = False
+                self._filter.companions.remove(self._mend_host)
             if self._kernel is not None:
                 self._filter.authors.discard(self._kernel.port)
                 self._kernel.close()

@@ -36,7 +36,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 from engine.errors import EngineError, ServerError
@@ -297,6 +297,19 @@ class OverlayDriver:
         if space is not None:
             self._remove(found, space)
 
+    def discard(self, descriptor: int) -> None:
+        """Remove the VXLAN from a namespace that an earlier daemon has left: nothing leaves by it
+        any more, and its number is free at once.
+        """
+        with _inside(descriptor) as inside:
+            _apply_removals(inside, [rtnl.delete_link(VXLAN)])
+
+    def settle_encryption(self, awaited: Iterable[Network]) -> None:
+        """All networks have been adopted but these: no others that an earlier daemon has left are
+        encrypted.
+        """
+        self._encryption.settle({_overlay(found).vni for found in awaited})
+
     def _remove(self, found: Network, space: Space) -> None:
         with space.lock:
             if netfilter.available():
@@ -304,11 +317,6 @@ class OverlayDriver:
                     self._filter.remove_network(found.bridge)
                 except netfilter.NetfilterError as error:
                     _log.warning("network %s: removing its rules: %s", found.record.name, error)
-            if _overlay(found).encrypted:
-                try:
-                    self._encryption.remove(_overlay(found).vni)
-                except (OSError, netfilter.NetfilterError) as error:
-                    _log.warning("network %s: removing its encryption: %s", found.record.name, error)
             # At once, as the monitor may keep the namespace a moment longer: its number is free
             # again.
             failures = [*space.inside.outcomes([rtnl.delete_link(VXLAN)])]
@@ -316,7 +324,16 @@ class OverlayDriver:
             for failure in failures:
                 if failure is not None and failure.errno != errno.ENODEV:
                     _log.warning("network %s: %s", found.record.name, failure)
+            self.decrypt(found)  # when nothing leaves by the VXLAN any more
             space.close()
+
+    def decrypt(self, found: Network) -> None:
+        """The network's number is free. Failures are logged."""
+        if _overlay(found).encrypted:
+            try:
+                self._encryption.remove(_overlay(found).vni)
+            except (EngineError, OSError) as error:
+                _log.warning("network %s: removing its encryption: %s", found.record.name, error)
 
     def slow_to_unmake(self, found: Network) -> bool:
         return True

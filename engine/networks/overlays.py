@@ -282,8 +282,8 @@ class Overlays:
         _check_empty(found)
         del self._awaited[network_id], self._by_id[network_id]
         self._store.hide(network_id)
-        if self.keeper is not None:
-            self.keeper.let_go(_name(found))
+        await self._let_go(_name(found))
+        await self._in_thread(self._drivers.overlays.decrypt, found)
         await self._in_thread(self._drivers.unmake, found)
         try:
             await self._in_thread(self._drivers.filter.remove_network, found.bridge)
@@ -334,11 +334,25 @@ class Overlays:
                 await self._rerouted(known.found, await self._in_thread(self._drivers.overlays.settle, known.found))
             except (EngineError, OSError) as error:
                 _log.error("network %s: %s", known.found.record.name, error)
-        if self.keeper is not None:
-            needed = self._names_of_spaces()
-            for name in [*self.keeper.held]:
-                if name.startswith("overlay ") and name not in needed:
-                    self.keeper.let_go(name)
+        needed = self._names_of_spaces()
+        for name in [*self.keeper.held] if self.keeper is not None else ():
+            if name.startswith("overlay ") and name not in needed:
+                await self._let_go(name)
+        try:
+            await self._in_thread(self._drivers.overlays.settle_encryption, [*self._awaited.values()])
+        except (EngineError, OSError) as error:
+            _log.error("%s", error)
+
+    async def _let_go(self, name: str) -> None:
+        """Give a namespace up that an earlier daemon has left."""
+        kept = self.keeper.held.get(name) if self.keeper is not None else None
+        if self.keeper is None or kept is None:
+            return
+        try:
+            await self._in_thread(self._drivers.overlays.discard, kept)
+        except OSError as error:
+            _log.warning("%s: removing its VXLAN: %s", name, error)
+        self.keeper.let_go(name)
 
     def _names_of_spaces(self) -> set[str]:
         return {*(each.name for each in self._all.values()), *map(_name, self._awaited.values())}

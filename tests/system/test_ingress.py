@@ -148,7 +148,7 @@ class Host(Place):
     def _open(self) -> None:
         self.filter.open((BridgeRules("br0", (IPv4Network("172.18.0.0/16"),)),))
         self.links = RouteSocket()
-        self.driver = OverlayDriver(self.links, self.filter, "test", Encryption(f"{self.filter.name}-esp"))
+        self.driver = OverlayDriver(self.links, self.filter, "test", Encryption(self.filter))
         config = IPAMConfig(subnet=str(SUBNET), gateway="10.255.0.1")
         record = NetworkRecord(
             id=secrets.token_hex(32),

@@ -4,6 +4,7 @@ fake."""
 from __future__ import annotations
 
 import errno
+import re
 from ipaddress import IPv4Address
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 from engine.errors import ServerError
 from engine.networks import encryption
 from engine.networks.encryption import PERIOD, Encryption, association
+from engine.networks.filter import Filter
 from engine.networks.network import Overlay
 from engine.system import netfilter
 from engine.system.netlink.codec import NetlinkError, Request
+from engine.system.netlink.nft import Element
 
 ONE, TWO, THREE = (IPv4Address(f"192.168.7.{number}") for number in (1, 2, 3))
 NETWORK = Overlay(vni=4097, port=4789, local=ONE, encrypted=True, secret=bytes(range(32)))
@@ -27,7 +30,9 @@ class Kernel:
     def __init__(self) -> None:
         self.there: list[str] = []
         self.tables: list[str] = []
+        self.numbers: set[int] = set()
         self.refuses = 0
+        self.port = 1
 
     def apply(self, *requests: Request, missing: bool = False) -> None:
         for each in requests:
@@ -44,8 +49,20 @@ class Kernel:
     def layout(self, table: str) -> tuple[bytes, ...]:
         return tuple(text.encode() for text in self.tables)
 
+    def elements(self, table: str, name: str) -> dict[bytes, Element]:
+        made = [dict(encryption._elements(number))[name] for number in self.numbers]
+        return {each.key: each for each in made}
+
+    def change(self, table: str, remove: Any, add: Any, what: str) -> None:
+        self.numbers -= {int.from_bytes(each.key, "big") for _, each in remove}
+        self.numbers |= {int.from_bytes(each.key, "big") for _, each in add}
+
     def run(self, text: str) -> str:
         self.tables = [] if "delete table" in text else [text]
+        if not self.tables:
+            self.numbers.clear()
+        elif added := re.search(r"numbers \{ ([\d, ]+) \}", text):
+            self.numbers |= {*map(int, added[1].split(","))}
         return ""
 
 
@@ -70,7 +87,7 @@ def test_both_ends_derive_the_same_and_nothing_else_does() -> None:
 
 
 def test_nodes_come_and_go(kernel: Kernel) -> None:
-    encrypted = Encryption("engined-test-esp")
+    encrypted = Encryption(Filter("engined-test"))
     encrypted.set(NETWORK, {ONE, TWO})
     assert sorted(kernel.there) == sorted(
         [*[f"ESP {TWO} → {ONE}"] * 3, f"ESP {ONE} → {TWO}", f"encryption {ONE} → {TWO}"]
@@ -81,10 +98,40 @@ def test_nodes_come_and_go(kernel: Kernel) -> None:
     encrypted.set(NETWORK, {THREE})
     assert len(kernel.there) == 5 and not any(str(TWO) in each for each in kernel.there)
     (table,) = kernel.tables
-    assert "@th,96,24 4097 meta mark set 0xe001001" in table and "@th,96,24 4097 meta ipsec missing drop" in table
+    assert "networks { 4097 : 0xe001001 }" in table and "numbers { 4097 }" in table
+    encrypted.set(msgspec.structs.replace(NETWORK, vni=4098), {TWO})
+    assert kernel.numbers == {4097, 4098}
     encrypted.remove(NETWORK.vni)
     encrypted.remove(NETWORK.vni)
+    assert kernel.numbers == {4098} and len(kernel.there) == 5
+    encrypted.remove(4098)
     assert not kernel.there and not kernel.tables
+
+
+def test_the_next_daemon_keeps_networks_until_all_are_adopted(kernel: Kernel) -> None:
+    networks = [msgspec.structs.replace(NETWORK, vni=number) for number in range(1, 5)]
+    first = Encryption(Filter("engined-test"))
+    for each in networks:
+        first.set(each, {TWO})
+    first.close()
+    table = Filter("engined-test")
+    second = Encryption(table)
+    second.set(networks[0], (), again=True)
+    assert kernel.numbers == {1, 2, 3, 4}
+    second.remove(2)
+    assert kernel.numbers == {1, 3, 4}
+    second.settle({4})
+    assert kernel.numbers == {1, 4}
+    kernel.tables, kernel.numbers = [], set()  # another program
+    assert table.companions[0](False) and kernel.numbers == {1, 4}
+    assert not table.companions[0](True)
+    second.set(networks[3], ())
+    second.close()
+    assert not table.companions and not table.authors
+    third = Encryption(table)
+    third.settle(())
+    assert not kernel.tables and not kernel.numbers
+    third.close()
 
 
 def test_periods(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +145,7 @@ def test_periods(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         encryption.xfrm, "delete_association", lambda each: seen.remove(each) or Request(1, 0, b"", "y")
     )
-    encrypted = Encryption("engined-test-esp")
+    encrypted = Encryption(Filter("engined-test"))
     encrypted.set(NETWORK, {TWO})
     before = {*seen}
     clock[0] += PERIOD
@@ -109,7 +156,7 @@ def test_periods(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_refusals(kernel: Kernel) -> None:
-    encrypted = Encryption("engined-test-esp")
+    encrypted = Encryption(Filter("engined-test"))
     with pytest.raises(ServerError, match="there is no key"):
         encrypted.set(msgspec.structs.replace(NETWORK, secret=b""), {TWO})
     kernel.refuses = errno.EPROTONOSUPPORT
