@@ -371,3 +371,5 @@ def error_context(found: Network, container_id: str) -> Iterator[None]:
         raise ServerError(f"{where}: {error.strerror}; the bridge is full") from error
     except OSError as error:
         raise ServerError(f"{where}: {error.strerror or error}") from error
+    except netfilter.NetfilterError as error:
+        raise ServerError(f"{where}: {error}") from error

@@ -556,7 +556,7 @@ class OverlayDriver:
             name = interface.name or sandboxes.next_name(found.options.prefix, sandboxes.names(sandbox.namespace))
             self._plug(found, sandbox.namespace, name, interface, settings.endpoint_id)
             _log.warning("network %s: container %s has been attached again", found.record.name, sandbox.container_id)
-        except (EngineError, OSError) as error:
+        except (EngineError, netfilter.NetfilterError, OSError) as error:
             _log.warning("network %s, container %s: %s", found.record.name, sandbox.container_id, error)
             return False
         return True

@@ -199,7 +199,7 @@ class Overlays:
         """Attach containers again whose link is gone."""
         try:
             await self._rerouted(found, await self._in_thread(self._drivers.overlays.replug, found))
-        except (EngineError, OSError) as error:
+        except (EngineError, NetfilterError, OSError) as error:
             _log.error("network %s: %s", found.record.name, error)
 
     async def _open_ingress(self, found: Network) -> None:
@@ -332,7 +332,7 @@ class Overlays:
         for known in [*self._all.values()]:
             try:
                 await self._rerouted(known.found, await self._in_thread(self._drivers.overlays.settle, known.found))
-            except (EngineError, OSError) as error:
+            except (EngineError, NetfilterError, OSError) as error:
                 _log.error("network %s: %s", known.found.record.name, error)
         needed = self._names_of_spaces()
         for name in [*self.keeper.held] if self.keeper is not None else ():

@@ -724,6 +724,33 @@ def refused(*_: Any, **__: Any) -> Any:
     raise NetlinkError(12, "Cannot allocate memory")
 
 
+def test_rules_in_a_container_that_are_refused(hosts: list[Host], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start names network and container. The next engine starts, and attaches the container as
+    soon as it can.
+    """
+    host, entrance = hosts[0], network("ingress", "10.255.0.0/16", "10.255.0.1", ingress=True)
+    meant = Overlay(vni=4096, port=4789, local=IPv4Address(host.address), ingress=True)
+
+    def no_rules(*_: Any, **__: Any) -> None:
+        raise netfilter.NetfilterError("Could not process rule: Cannot allocate memory")
+
+    host.do(host.overlays.adopt(entrance, meant))
+    with monkeypatch.context() as patched:
+        patched.setattr(overlay.ingress, "answer_by", no_rules)
+        with pytest.raises(ServerError, match="network ingress, container one: Could not process rule"):
+            host.start("one", (entrance, "10.255.0.5"))
+    container = host.start("one", (entrance, "10.255.0.5"))
+    host.close(remove=False)
+    host.keeper.let_go(next(iter(host.keeper.held)))
+    host.open()
+    host.do(host.overlays.adopt(entrance, meant))
+    with monkeypatch.context() as patched:
+        patched.setattr(overlay.ingress, "answer_by", no_rules)
+        host.restore()
+    assert not container.reaches("10.255.0.1")
+    assert host.do(host.overlays.mend()) and container.reaches("10.255.0.1")
+
+
 def test_the_options_of_a_network(hosts: list[Host]) -> None:
     small = network("small", "10.0.0.0/24", "10.0.0.9", options={"com.docker.network.driver.mtu": "1300"})
     hosts[0].adopt(small)
