@@ -505,11 +505,12 @@ class Overlays:
                 continue
             address = IPv4Address(settings.ip_address)
             if address in served:
-                self._answering.add(settings.endpoint_id)
                 try:
                     await self._in_thread(answer_datagrams, os.dup(sandbox.namespace), address)
                 except (NetfilterError, OSError) as error:
                     _log.error("container %s cannot answer datagrams: %s", sandbox.container_id, error)
+                else:
+                    self._answering.add(settings.endpoint_id)
 
     async def set_nodes(self, nodes: Mapping[str, IPv4Address]) -> None:
         """The data addresses of all nodes of the swarm, by id."""

@@ -751,6 +751,27 @@ def test_rules_in_a_container_that_are_refused(hosts: list[Host], monkeypatch: p
     assert host.do(host.overlays.mend()) and container.reaches("10.255.0.1")
 
 
+def test_datagrams_that_a_container_cannot_answer_yet(hosts: list[Host], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next change of ports tries again, until it has succeeded."""
+    host, entrance = hosts[0], network("ingress", "10.255.0.0/16", "10.255.0.1", ingress=True)
+    meant = Overlay(vni=4096, port=4789, local=IPv4Address(host.address), ingress=True)
+    host.do(host.overlays.adopt(entrance, meant))
+    host.start("one", (entrance, "10.255.0.5"))
+    asked: list[IPv4Address] = []
+
+    def answering(namespace: int, address: IPv4Address) -> None:
+        os.close(namespace)
+        asked.append(address)
+        if len(asked) == 1:
+            raise netfilter.NetfilterError("Could not process rule: Cannot allocate memory")
+
+    monkeypatch.setattr(overlays, "answer_datagrams", answering)
+    for _ in range(3):
+        assert host.do(host.overlays.set_ports({("udp", 53): (53, [IPv4Address("10.255.0.5")])})) == {}
+    assert len(asked) == 2
+    host.do(host.overlays.set_ports({}))
+
+
 def test_the_options_of_a_network(hosts: list[Host]) -> None:
     small = network("small", "10.0.0.0/24", "10.0.0.9", options={"com.docker.network.driver.mtu": "1300"})
     hosts[0].adopt(small)
