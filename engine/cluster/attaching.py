@@ -395,10 +395,6 @@ class Attaching:
                 return
             except (NotFound, NotAttachable, InvalidParameter) as error:
                 reason = error.message
-            except ServerError as error:
-                if "address already in use" not in error.message:
-                    raise
-                reason = error.message
             self._return(attachment)
         _log.error("container %s leaves network %s, which it has lost: %s", row.container, row.network, reason)
         await self._leave(container, row.network)

@@ -291,7 +291,7 @@ async def test_a_container_whose_address_another_one_has_leaves(left: Left) -> N
     container = here.run()
     here.attaching.lost()
     here.manager.attachments.clear()
-    here.manager.refusal = ServerError("address already in use: 10.0.0.2 on network net")
+    here.manager.refusal = Forbidden("address already in use: 10.0.0.2 on network net")
     here.online("a1")
     await here.until(lambda: left == [(container, "n1")])
     here.manager.refusal = None
