@@ -249,8 +249,8 @@ def forward_policies(chains: str) -> Finding:
             dropping.append(table)
     text = f"policy drop in table {', '.join(dropping)}" if dropping else "no table drops forwarded packets by policy"
     fix = (
-        "accept packets of the engine's bridge in that table, for example: "
-        "iptables -I DOCKER-USER -i engined0 -j ACCEPT (and -o)"
+        "let that table accept packets from and to the engine's links: the default bridge, br-* of other networks, "
+        "and ov-* of a swarm's networks; for example iptables -I FORWARD -i ov-+ -j ACCEPT and -o for each"
     )
     return Finding("forwarding", not dropping, text, fix)
 

@@ -9,6 +9,7 @@ Not here: records and drivers (`engine/networks`), networks of a swarm (`engine/
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import (
     AddressValueError,
@@ -44,6 +45,7 @@ SWARM_ID = 25
 
 _EVERYWHERE = (0, (1 << 32) - 1)
 _LONGEST_NAME = 255
+_HOST_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
 """Bytes, the same limit as for a file's name."""
 _OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
 
@@ -63,6 +65,14 @@ class Listed(Protocol):
     def labels(self) -> Mapping[str, str]: ...
     @property
     def predefined(self) -> bool: ...
+
+
+def check_hostname(hostname: str) -> None:
+    """Raises InvalidParameter unless a container can have it. RFC 1123: labels of letters, digits
+    and inner hyphens, 63 each; the kernel keeps 64 bytes in all (uname(2)).
+    """
+    if len(hostname) > 64 or not all(_HOST_LABEL.fullmatch(label) for label in hostname.split(".")):
+        raise InvalidParameter(f"invalid hostname format: {hostname}: Hostname must be a valid RFC 1123 host name")
 
 
 def is_swarm_id(network_id: str) -> bool:

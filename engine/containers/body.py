@@ -18,6 +18,7 @@ import msgspec
 from engine.containers import limits, mount_points, security
 from engine.containers.signals import signal_number
 from engine.errors import InvalidParameter
+from engine.network_rules import check_hostname
 from engine.networks import ports
 from engine.networks.network import BRIDGE, DEFAULT_MODES
 from engine.networks.requested import SYSCTLS
@@ -41,7 +42,6 @@ MIN_HEALTH_DURATION = 1_000_000
 HOST_GATEWAY = "host-gateway"
 """In ExtraHosts: the addresses of this host as its containers see it."""
 
-_HOST_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
 _WORD = re.compile(r"[^\s\0]+")
 """A value for hosts and resolv.conf: one word, so that it cannot add a line."""
 _RESTART_NAMES = {"", "no", "always", "unless-stopped", "on-failure"}
@@ -58,7 +58,7 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
     if body.volume_driver and not host.volume_driver:
         host = msgspec.structs.replace(host, volume_driver=body.volume_driver)
     if body.hostname:
-        _check_hostname(body.hostname)
+        check_hostname(body.hostname)
     if body.domainname and (len(body.domainname) > 64 or not _WORD.fullmatch(body.domainname)):
         raise InvalidParameter(
             f"invalid domainname format: {body.domainname[:100]!r}: at most 64 characters, no blanks"
@@ -440,13 +440,6 @@ def check_address(text: str, field: str) -> None:
         ipaddress.ip_address(text.strip("[]"))
     except ValueError as error:
         raise InvalidParameter(f"{field}: invalid IP address: {text!r}") from error
-
-
-def _check_hostname(hostname: str) -> None:
-    # RFC 1123: labels of letters, digits and inner hyphens, 63 each; the kernel keeps 64 bytes in
-    # all (uname(2)).
-    if len(hostname) > 64 or not all(_HOST_LABEL.fullmatch(label) for label in hostname.split(".")):
-        raise InvalidParameter(f"invalid hostname format: {hostname}: Hostname must be a valid RFC 1123 host name")
 
 
 def merged(config: Config, image: Config) -> Config:

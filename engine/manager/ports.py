@@ -5,7 +5,8 @@ A port of mode ingress is answered by every node, so one service has it. Its cla
 the service's tasks alone, and several services may ask for it; none may that another service has in
 the mode ingress. Each service with such a port writes `use/<protocol>/<port>`, so that a service
 which wants it in the mode ingress has seen all of them. That key stays when no service has the port
-any more.
+any more. No service has a port of the swarm itself: a node that starts could serve the published
+port before its manager listens on it, and the swarm could not be repaired any more.
 
 Pure, over the store's cache. Raises: `Taken`, which names the port and the service that has it.
 """
@@ -17,7 +18,17 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from engine.manager.records import CLAIMS, SERVICES, Claim, ServiceRecord, port_claim, use_claim
+from engine.manager.member import PEER_PORT_DISTANCE
+from engine.manager.records import (
+    CLAIMS,
+    CLUSTER,
+    MANAGERS,
+    SERVICES,
+    Claim,
+    ServiceRecord,
+    port_claim,
+    use_claim,
+)
 from engine.manager.store import Change, Compare, Delete, Put, Store
 from engine.wire.services import ServiceSpec
 from engine.wire.tasks import PortConfig
@@ -76,11 +87,15 @@ def published(
     hosts = _InHostMode(store, service)
     changes: list[Change] = []
     compares: list[Compare] = []
+    reserved = _of_swarm(store) if wanted else frozenset()
     for port in wanted:
         if port.published_port:
+            if _key(port) in reserved:
+                raise Taken(f"port '{port.published_port}' is already in use by the swarm itself")
             _check(store, service, port, hosts, changes, compares)
     own = {_key(port) for port in wanted if port.published_port}
     own |= {_key(port) for port in before if port.publish_mode == HOST}  # its tasks have them yet
+    own |= reserved
     kept = dict(had)
     found: list[PortConfig] = []
     for port in wanted:
@@ -101,6 +116,16 @@ def published(
 def released(before: Iterable[PortConfig]) -> list[Change]:
     """What is written when a service with these ports is removed."""
     return [Delete(CLAIMS, port_claim(*_key(port))) for port in before if port.publish_mode == INGRESS]
+
+
+def _of_swarm(store: Store) -> frozenset[tuple[str, int]]:
+    """Where managers and their etcd listen, and where VXLAN packets arrive."""
+    cluster = store.record(CLUSTER, "")
+    found = set() if cluster is None else {("udp", cluster.data_path_port)}
+    for entry in store.all(MANAGERS).values():
+        port = int(entry.record.address.rpartition(":")[2])
+        found |= {("tcp", port), ("tcp", port + PEER_PORT_DISTANCE)}
+    return frozenset(found)
 
 
 def _key(port: PortConfig) -> tuple[str, int]:

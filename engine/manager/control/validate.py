@@ -21,6 +21,7 @@ from engine.images import reference
 from engine.manager.clock import SECOND
 from engine.manager.constraints import parse_all, spread_key
 from engine.manager.states import Availability
+from engine.network_rules import check_hostname
 from engine.templates import Value, expand
 from engine.wire.containers import Healthcheck, Mount, Ulimit, VolumeOptions
 from engine.wire.nodes import GenericResource, Resources
@@ -355,7 +356,11 @@ def _container_spec(spec: ContainerSpec, values: Mapping[str, Value]) -> Contain
         ((spec.hostname,), "Hostname"),
     ):
         _no_nul(f"{field}.{name}", texts)
-    _expand(f"{field}.Hostname", spec.hostname, values)
+    if hostname := _expand(f"{field}.Hostname", spec.hostname, values):
+        try:
+            check_hostname(hostname)
+        except InvalidParameter as error:
+            raise InvalidParameter(f"{field}.Hostname: {error.message}") from None
     for variable in spec.env:
         _expand(f"{field}.Env", variable, values)
         if not variable or variable.startswith("="):

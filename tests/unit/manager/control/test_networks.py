@@ -15,6 +15,7 @@ from engine.manager.records import (
     ATTACHMENTS,
     CLAIMS,
     CLUSTER,
+    MANAGERS,
     NETWORKS,
     POOLS_CLAIM,
     SERVICE_STATUS,
@@ -22,6 +23,7 @@ from engine.manager.records import (
     TASKS,
     Attached,
     AttachmentRecord,
+    ManagerPresence,
     ServiceStatus,
     Task,
     port_claim,
@@ -374,7 +376,7 @@ async def test_a_port_that_is_chosen_while_another_service_takes_it_in_mode_host
 
 async def test_a_thousand_ports_are_one_transaction(swarm: Swarm, etcd: FakeEtcd) -> None:
     await swarm.found()
-    ports = [[{"TargetPort": 80, "PublishedPort": first + number} for number in range(1000)] for first in (1000, 2000)]
+    ports = [[{"TargetPort": 80, "PublishedPort": first + number} for number in range(1000)] for first in (9000, 10000)]
     key = await service(swarm, ports=ports[0])
     await update(swarm, key, spec(ports=ports[1]))
     assert len([claim for claim in swarm.store.all(CLAIMS) if claim.startswith("port/")]) == 1000
@@ -404,6 +406,26 @@ async def test_ports_that_others_have(swarm: Swarm) -> None:
     await update(swarm, web, spec())
     await update(swarm, third, spec("third", ports=[ingress]))
     assert await ports_of(swarm, third) == [("tcp", 8080, 80)]
+
+
+@pytest.mark.parametrize("mode", ["ingress", "host"])
+async def test_ports_of_the_swarm_itself(swarm: Swarm, mode: str) -> None:
+    """2377 and 7946 are those of the manager and its etcd, 4789 is that of VXLAN."""
+    await swarm.found()
+    web = await service(swarm)
+    for number, protocol in ((2377, "tcp"), (7946, "tcp"), (4789, "udp")):
+        port = {"TargetPort": 80, "PublishedPort": number, "Protocol": protocol, "PublishMode": mode}
+        rule = f"port '{number}' is already in use by the swarm itself"
+        with pytest.raises(Conflict, match=rule):
+            await service(swarm, "other", ports=[port])
+        with pytest.raises(ServerError, match=rule):
+            await update(swarm, web, spec(ports=[port]))
+    others = [{"TargetPort": 80, "PublishedPort": 2377, "Protocol": "udp", "PublishMode": mode}]
+    await service(swarm, "other", ports=others)
+    # a chosen port is none of them either
+    presence = ManagerPresence(address="10.0.0.2:30000", member=2)
+    await swarm.store.commit([Put(MANAGERS, "n2", presence)])
+    assert await ports_of(swarm, await service(swarm, "third", ports=[{"TargetPort": 80}])) == [("tcp", 30001, 80)]
 
 
 async def test_one_port_wanted_by_many_at_once(swarm: Swarm) -> None:

@@ -59,6 +59,8 @@ BAD = [
     (container(Env=["A={{.Task.Size}}"]), "ContainerSpec.Env", "Size"),
     (container(Env=["A={{.Task.Slot"]), "ContainerSpec.Env", "template"),
     (container(Hostname="{{nothing}}"), "ContainerSpec.Hostname", "nothing"),
+    (container(Hostname="a b"), "ContainerSpec.Hostname", "invalid hostname format"),
+    (container(Hostname="{{.Task.Name}}_1"), "ContainerSpec.Hostname", "RFC 1123"),
     (mount(Source="{{.Nothing}}"), "Mounts[0].Source", "Nothing"),
     (mount(VolumeOptions={"Labels": {"a": "{{.Nothing}}"}}), "VolumeOptions.Labels", "Nothing"),
     (container(Dir="here"), "ContainerSpec.Dir", "absolute"),
