@@ -384,7 +384,9 @@ class Attaching:
             if self._of.get((row.container, row.network)) != attachment:
                 return
             if not container.running or not _is_on(container, row.network):
-                self._end_later(attachment, LINGER)
+                if self._outdated.get(attachment, False):
+                    del self._of[row.container, row.network]  # its next start asks for another one
+                    self._return(attachment)
                 return
             name = container.record.name
             ask = Attach(

@@ -284,6 +284,24 @@ async def test_what_the_managers_have_lost_is_asked_for_again(left: Left) -> Non
     await here.close()
 
 
+async def test_a_lost_one_is_not_used_by_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its container does not run for a moment, as it restarts."""
+    monkeypatch.setattr(module, "LINGER", 1000.0)
+    here = Site()
+    here.online()
+    await here.lend()
+    here.run(running=False, starts=True)
+    await here.attaching.give_back("c1", "n1")
+    here.attaching.lost()
+    here.manager.attachments.clear()
+    here.online("a1")
+    await here.until(lambda: here.attaching._renewing is None)
+    assert (await here.lend()).addresses == {4: IPv4Address("10.0.0.3")}
+    await here.until(lambda: here.attaching.in_use() == ("a2",) and [*here.attaching._all] == ["a2"])
+    assert [key for kind, key in here.records.all if kind == "swarm-attachment"] == ["a2"]
+    await here.close()
+
+
 async def test_a_container_whose_address_another_one_has_leaves(left: Left) -> None:
     here = Site()
     here.online()
