@@ -190,7 +190,7 @@ def test_output_of_a_process_that_ends_before_the_head_was_read(bench: Bench) ->
     os.write(bench.ends["o"], b"out")
     bench.end()
     bench.do(lambda: bench.stdio.finish(9))
-    time.sleep(0.02)
+    time.sleep(0.02)  # the process has ended before the client reads
     assert client.recv(1000) == head
     assert client.recv(1000) == b"out"
     assert client.recv(1000) == b""
