@@ -1,12 +1,14 @@
 """Targets of a process's output: the daemon makes them from a container's options, and the monitor
 opens a sink for each.
 
-A log driver that writes in the monitor adds a tagged struct here, a row to `logs/drivers.py` (its
+A log driver that writes in the monitor adds a tagged struct here, a row to `logs/drivers` (its
 options) and one to `monitor/launch.py` (`open_sink`). Only msgspec is imported, because the monitor
 loads this module.
 """
 
 from __future__ import annotations
+
+from typing import TypeAlias
 
 import msgspec
 
@@ -16,14 +18,34 @@ class JsonFile(msgspec.Struct, array_like=True, frozen=True, tag="json-file"):
     kept (>= 1).
 
     `attrs`: an encoded JSON object that every entry carries (log options `labels`, `env`), or
-    empty.
+    empty. `compress`: rotated files are compressed with gzip.
     """
 
     path: str
     max_size: int = 0
     max_file: int = 1
     attrs: bytes = b""
+    compress: bool = False
 
 
-Target = JsonFile
+class Spool(msgspec.Struct, array_like=True, frozen=True, tag="spool"):
+    """The log of a container whose lines the shipper delivers to a remote target
+    (`logs/deliveries.py`): files in the json-file format in `directory`, an absolute path.
+
+    `max_size`, `max_file`, `compress`: as in `JsonFile`, but a file that holds undelivered lines
+    may be kept beyond `max_file`. `quota`: bytes of undelivered lines above which `blocking` pauses
+    the container's output; without `blocking` the oldest undelivered lines are dropped instead.
+    """
+
+    directory: str
+    max_size: int
+    max_file: int
+    quota: int
+    blocking: bool = True
+    compress: bool = False
+
+
+Target: TypeAlias = JsonFile | Spool
 """The union of all targets."""
+
+__all__ = ["JsonFile", "Spool", "Target"]

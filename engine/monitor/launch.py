@@ -11,6 +11,7 @@ Threads: the monitor's only one. Nothing blocks except the vfork.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
@@ -24,7 +25,7 @@ from engine._fast.logwriter import LogWriter
 from engine._fast.pump import Watch
 from engine._fast.sink import Sink
 from engine._fast.spawn import read_only, spawn
-from engine.logs.targets import JsonFile, Target
+from engine.logs.targets import JsonFile, Spool, Target
 from engine.monitor import messages
 from engine.monitor.connection import Connection, receive
 from engine.monitor.process import Process, status_of
@@ -261,6 +262,8 @@ def open_sink(target: Target) -> Sink:
     match target:
         case JsonFile():
             return LogWriter(os.fsencode(target.path), target.max_size, target.max_file, attrs=target.attrs)
+        case Spool():
+            raise OSError(errno.ENOSYS, "spools are not written yet", target.directory)
 
 
 def set_size(terminal: int, size: messages.Size) -> None:
