@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": {"system", "_fast", *SHARED},
     "logs": {"system", "_fast", *SHARED},
     "monitor": {"logs", "system", "_fast", *SHARED},
+    "shipper": {"logs", "system", "_fast", *SHARED},
     "manager": {"images", "system", *SHARED},  # of images only `reference`
     "http": {"errors", "system"},  # of system only `tasks`
     "images": BELOW | SHARED,

@@ -1,0 +1,400 @@
+"""The shipper process: it finds spools with something to deliver, gives each to its destination,
+and tells the daemon what it asks.
+
+It learns of new lines from the board, a memory that it shares with the monitor (`_fast/board`). The
+monitor sets a bit per spool, and rings the bell, a FIFO, only while the shipper sleeps. Spools that
+no container writes any more are found in ROOT/logs when it starts and when the monitor says so.
+
+It ends when no container with a remote driver runs and nothing is left to deliver. The monitor
+starts it again.
+
+Owns:    RUN/shipper/lock, RUN/shipper/socket, and ROOT/logs/undelivered, the spools of removed
+         containers.
+Threads: the event loop's; cursors are written, and lines are counted, in others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import resource
+import shutil
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from engine._fast.board import Board
+from engine.logs import deliveries
+from engine.logs.deliveries import Delivery, Key
+from engine.shipper.destination import Destination, describe
+from engine.shipper.feed import Feed
+from engine.shipper.senders import destination as make_destination
+
+_log = logging.getLogger("engine.shipper")
+
+LOOK = 0.003
+"""Seconds between looks at the board while lines come. Lines of that time are sent together."""
+SAVE = 1.0
+"""Seconds until an acknowledged position is in its cursor. A shipper that is killed sends what was
+acknowledged since again, unless the board still has it."""
+IDLE = 60.0
+"""Seconds without anything to deliver until the process ends."""
+GIVE_UP = 600.0
+"""Seconds that lines of a removed container are kept for their target."""
+TIDY = 5.0
+BUSY = 3
+"""Exit status: another shipper serves this RUN."""
+UNDELIVERED = "undelivered"
+"""Below ROOT/logs: spools of removed containers, `ID.SECONDS` with the time of the removal."""
+
+
+class Shipper:
+    """All feeds and destinations."""
+
+    def __init__(self, root: str, run: str) -> None:
+        """Raises OSError."""
+        self.logs = f"{root}/logs"
+        self.directory = f"{run}/shipper"
+        self.board = Board(os.fsencode(self.directory), monitor=False)
+        self.feeds: dict[str, Feed] = {}
+        self.destinations: dict[Key, Destination] = {}
+        self._unsaved: set[Feed] = set()
+        self._scanned = -1
+        self._looking: asyncio.TimerHandle | None = None
+        self._saving = False
+        self._busy_at = time.monotonic()
+        self._ending = asyncio.Event()
+        self._background: set[asyncio.Task[Any]] = set()
+        self._events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+
+    async def serve(self) -> None:
+        """Returns when there is nothing left to do, or after SIGTERM."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._ending.set)
+        path = f"{self.directory}/socket"
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        server = await asyncio.start_unix_server(self._answer, path)
+        os.chmod(path, 0o600)
+        loop.add_reader(self.board.bell, self._rung)
+        tidying = loop.create_task(self._tidy())
+        self._rung()
+        await self._ending.wait()
+        loop.remove_reader(self.board.bell)
+        tidying.cancel()
+        server.close()
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(each.end(orderly=True) for each in self.destinations.values()))
+        for feed in self._unsaved:
+            feed.save()
+        for feed in self.feeds.values():
+            feed.close()
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+    # --- the board --------------------------------------------------------------------------------
+
+    def _rung(self) -> None:
+        self.board.wake()
+        if self._looking is None:
+            self._look()
+
+    def _look(self) -> None:
+        """Take what has changed. Sleep when nothing has; until then look again soon."""
+        self._looking = None
+        if self.board.replaced:
+            self._new_board()
+        changed = self.board.changed()
+        for number in changed:
+            self._slot_changed(number)
+        if self.board.scans() != self._scanned:
+            self._scanned = self.board.scans()
+            self._scan()
+            changed.append(-1)
+        if changed or not self.board.sleep():
+            self._looking = asyncio.get_running_loop().call_later(LOOK, self._look)
+
+    def _new_board(self) -> None:
+        """A new monitor has made another board."""
+        loop = asyncio.get_running_loop()
+        try:
+            board = Board(os.fsencode(self.directory), monitor=False)
+        except OSError as error:
+            _log.error("%s/board: %s", self.directory, error)
+            return
+        loop.remove_reader(self.board.bell)
+        self.board = board
+        loop.add_reader(board.bell, self._rung)
+        for feed in self.feeds.values():
+            feed.slot = -1
+        self._scanned = -1
+
+    def _slot_changed(self, number: int) -> None:
+        name, is_open, written, _ = self.board.slot(number)
+        feed = self.feeds.get(name) if name else None
+        if not name:
+            return
+        if feed is None:
+            feed = self._load(f"{self.logs}/{name}")
+            if feed is None:
+                return
+        elif feed.slot != number or not is_open:
+            self._refresh(feed)
+        if is_open:
+            if feed.slot != number:
+                feed.slot = number
+                self.acknowledged(feed)
+            feed.written = written
+            feed.limit_lag()
+        else:
+            feed.slot, feed.written = -1, 0
+        feed.destination.notify(feed)
+
+    # --- spools on disk ---------------------------------------------------------------------------
+
+    def _scan(self) -> None:
+        """Find the spools on disk: of containers that do not run, and of removed ones."""
+        removed = f"{self.logs}/{UNDELIVERED}"
+        for name in _listed(removed):
+            container, _, at = name.partition(".")
+            feed = self.feeds.get(container)
+            if feed is None:
+                feed = self._load(f"{removed}/{name}")
+            else:
+                feed.directory = f"{removed}/{name}"
+            if feed is not None and not feed.until:
+                feed.until = (int(at) if at.isdecimal() else time.time()) + GIVE_UP
+                feed.destination.notify(feed)
+        for name in _listed(self.logs):
+            if name != UNDELIVERED and name not in self.feeds:
+                feed = self._load(f"{self.logs}/{name}")
+                if feed is not None:
+                    feed.destination.notify(feed)
+
+    def _load(self, directory: str) -> Feed | None:
+        """The feed of a spool on disk; None, with a line in the log, if its document cannot be
+        read."""
+        document = self._document(directory)
+        if document is None:
+            return None
+        try:
+            feed = Feed(directory, document, self._destination(document))
+        except OSError as error:
+            _log.error("%s: %s", directory, error)
+            return None
+        self.feeds[document.id] = feed
+        feed.destination.add(feed)
+        return feed
+
+    def _document(self, directory: str) -> Delivery | None:
+        try:
+            with open(f"{directory}/delivery", "rb") as file:
+                return deliveries.decode(file.read())
+        except FileNotFoundError:
+            return None  # a container that is being created or removed
+        except (OSError, msgspec.MsgspecError) as error:
+            _log.error("%s/delivery: %s", directory, error)
+            return None
+
+    def _refresh(self, feed: Feed) -> None:
+        """The container may have been started again, with another document."""
+        document = self._document(feed.directory)
+        if document is None or document == feed.document:
+            return
+        if document.target.destination != feed.document.target.destination:
+            feed.rollback()
+            feed.destination.remove(feed)
+            feed.destination = self._destination(document)
+            feed.destination.add(feed)
+        feed.change(document)
+
+    def _destination(self, document: Delivery) -> Destination:
+        key = document.target.destination
+        found = self.destinations.get(key)
+        if found is None:
+            found = self.destinations[key] = make_destination(self, document)
+        return found
+
+    # --- what feeds and destinations report -------------------------------------------------------
+
+    def acknowledged(self, feed: Feed) -> None:
+        if feed.slot >= 0 and not self.board.ack(feed.slot, feed.document.id, *feed.acked):
+            feed.slot = -1
+        self._unsaved.add(feed)
+        if not self._saving:
+            self._saving = True
+            asyncio.get_running_loop().call_later(SAVE, self._save)
+
+    def lost(self, feed: Feed, lines: int) -> None:
+        self._unsaved.add(feed)
+        self._report("lost", feed.destination, container=feed.document.id, lines=lines)
+
+    def changed(self, destination: Destination) -> None:
+        if destination.error:
+            _log.warning("%s %s: %s", destination.driver, destination.address, destination.error)
+        else:
+            _log.warning("%s %s: reached again", destination.driver, destination.address)
+        self._report("unreachable" if destination.error else "reachable", destination)
+
+    def _report(self, action: str, destination: Destination, **more: object) -> None:
+        """To the daemon, which may not be there."""
+        document = {
+            "action": action,
+            "driver": destination.driver,
+            "address": destination.address,
+            "error": destination.error,
+            "containers": len(destination.feeds),
+            **more,
+        }
+        with suppress(OSError):
+            self._events.sendto(json.dumps(document).encode(), f"{self.directory}/events.sock")
+
+    def _save(self) -> None:
+        unsaved, self._unsaved = self._unsaved, set()
+
+        def save() -> None:
+            for feed in unsaved:
+                feed.save()
+
+        saved = asyncio.get_running_loop().run_in_executor(None, save)
+        saved.add_done_callback(self._saved)
+
+    def _saved(self, done: asyncio.Future[None]) -> None:
+        self._saving = False
+        if not done.cancelled() and (error := done.exception()) is not None:
+            _log.error("positions cannot be saved: %s", error)
+        if self._unsaved:
+            self._saving = True
+            asyncio.get_running_loop().call_later(SAVE, self._save)
+
+    # --- what is over -----------------------------------------------------------------------------
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(TIDY)
+            for feed in list(self.feeds.values()):
+                if feed.slot < 0 and not feed.queued:
+                    self._conclude(feed)
+            for key, each in list(self.destinations.items()):
+                if not each.feeds:
+                    del self.destinations[key]
+                    task = asyncio.get_running_loop().create_task(each.end(orderly=True))
+                    self._background.add(task)
+                    task.add_done_callback(self._background.discard)
+            now = time.monotonic()
+            if self.feeds or self._unsaved or self._background:
+                self._busy_at = now
+            elif now - self._busy_at > IDLE:
+                self._ending.set()
+
+    def _conclude(self, feed: Feed) -> None:
+        """Forget a feed that is delivered, or whose time is over."""
+        if not os.path.exists(feed.directory):
+            with suppress(OSError):  # renamed: the monitor tells soon
+                if any(name.startswith(feed.document.id) for name in _listed(f"{self.logs}/{UNDELIVERED}")):
+                    self._scan()
+                    return
+            self._forget(feed)
+            return
+        delivered = feed.drained and feed.acked == feed.at
+        if delivered or (feed.until and time.time() > feed.until):
+            if not delivered:
+                size, lines = feed.waiting()
+                feed.dropped_lines += lines
+                _log.warning("container %s, removed: %d lines (%d bytes) dropped", feed.name, lines, size)
+                self._report("lost", feed.destination, container=feed.document.id, lines=lines)
+            self._forget(feed)
+            if feed.until:
+                shutil.rmtree(feed.directory, ignore_errors=True)
+
+    def _forget(self, feed: Feed) -> None:
+        feed.destination.remove(feed)
+        if feed in self._unsaved:
+            self._unsaved.discard(feed)
+            with suppress(OSError):
+                feed.save()
+        feed.close()
+        del self.feeds[feed.document.id]
+
+    # --- questions of the daemon ------------------------------------------------------------------
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One line {"containers": [id…]} (null: all), one line of states by id."""
+        try:
+            wanted = json.loads(await reader.readline())["containers"]
+            names = list(self.feeds) if wanted is None else [name for name in wanted if name in self.feeds]
+            states = {name: await self._state(self.feeds[name]) for name in names if name in self.feeds}
+            writer.write(json.dumps(states).encode() + b"\n")
+            await writer.drain()
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _log.error("a question of the daemon: %s", describe(error))
+        finally:
+            writer.close()
+
+    async def _state(self, feed: Feed) -> dict[str, object]:
+        waiting = (0, 0)
+        if feed.written != feed.acked.bytes or feed.slot < 0:
+            waiting = await asyncio.to_thread(feed.waiting)
+        destination = feed.destination
+        return {
+            "driver": destination.driver,
+            "address": destination.address,
+            "error": destination.error,
+            "since": destination.since,
+            "attempts": destination.attempts,
+            "delivered": feed.acked.lines - feed.dropped_lines,
+            "waiting": waiting[1],
+            "waiting_bytes": waiting[0],
+            "dropped": feed.dropped_lines,
+        }
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def main(arguments: list[str]) -> int:
+    """Arguments: `--root DIR --run DIR`. Exit status 0: nothing is left to do."""
+    options = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    root, run = options.pop("--root", ""), options.pop("--run", "")
+    if not root or not run or options:
+        print("usage: python -m engine.shipper --root DIR --run DIR", file=sys.stderr)
+        return 2
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    os.makedirs(f"{run}/shipper", mode=0o700, exist_ok=True)
+    lock = os.open(f"{run}/shipper/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"another shipper serves {run}", file=sys.stderr)
+        return BUSY
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+    _raise_limits()
+    try:
+        asyncio.run(_serve(root, run))
+    except OSError as error:
+        print(f"{run}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(root: str, run: str) -> None:
+    await Shipper(root, run).serve()
+
+
+def _raise_limits() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

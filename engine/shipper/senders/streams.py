@@ -1,0 +1,286 @@
+"""Targets behind a stream without acknowledgements of their own: syslog and GELF over TCP, TLS and
+Unix sockets.
+
+The kernels acknowledge instead. SIOCOUTQ is 0 when the peer's kernel has everything (tcp(7)), or,
+for a Unix socket, when the peer's process has read everything. TCP's acknowledgement says nothing
+of the peer's process, which may end with unread data. Linux then answers with a reset. So the
+settled position stays behind by what the peer's window may hold, as long as data flows:
+
+- Data counts as read when the peer's kernel has acknowledged a whole window beyond it, or has had
+  it for `COMMIT_AFTER` seconds, the connection still stands, and the window shows that the peer's
+  process reads.
+- After an orderly end by the peer (FIN without a reset) everything acknowledged was read.
+- After a reset or a time-out the rest is sent again, on a new connection.
+
+A receiver that is killed after it has read data, and before it has stored them, loses them: neither
+protocol can say so.
+
+Owns:    the connection.
+Threads: the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import ssl
+import struct
+import termios
+import time
+from abc import abstractmethod
+from collections import deque
+
+from engine._fast.wireform import Form
+from engine.logs import dial
+from engine.logs.deliveries import Delivery, Gelf, Syslog
+from engine.shipper import forms
+from engine.shipper.destination import TURN, Destination, Owner
+from engine.shipper.feed import Feed, Formed
+
+COMMIT_AFTER = 30.0
+LOOK = 0.25
+"""Seconds between looks at what has arrived, while something is on the way."""
+ROOM = 128 << 10
+"""Bytes that are gathered for one write."""
+FINISH = 5.0
+"""Seconds that a peer may take to close after us."""
+
+_TCP_INFO_WINDOW = 228
+"""Offset of `tcpi_snd_wnd` in struct tcp_info of linux/tcp.h; since Linux 5.4."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection. `lost` is set when it has ended; `error` says why, None at an orderly end."""
+
+    def __init__(self, changed: asyncio.Event) -> None:
+        """`changed`: set at everything that the sender may wait for."""
+        self.changed = changed
+        self.lost = False
+        self.ended = False
+        """The peer sends nothing more."""
+        self.error: BaseException | None = None
+        self.received = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._socket: socket.socket | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(ROOM)
+        self._socket = transport.get_extra_info("socket")
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        self.changed.set()
+
+    def eof_received(self) -> bool:
+        self.ended = True
+        self.changed.set()
+        return True  # keep it open for writing, so that a reset shows; TLS closes in any case
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        self.error = exc
+        self.changed.set()
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    async def write(self, data: bytes) -> None:
+        """Returns when there is room for more. Raises OSError when the connection is lost."""
+        assert self._transport is not None
+        if not self.lost:
+            self._transport.write(data)
+            await self._writable.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raises OSError if the connection is lost."""
+        if self.lost:
+            if isinstance(self.error, OSError | ssl.SSLError):
+                raise self.error
+            raise ConnectionResetError(104, "connection closed by the target")
+
+    def outstanding(self) -> int:
+        """Bytes that the peer does not have yet, at least. Raises OSError."""
+        assert self._transport is not None and self._socket is not None
+        answer = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
+        return self._transport.get_write_buffer_size() + int(struct.unpack("i", answer)[0])
+
+    def window(self) -> int:
+        """Bytes that the peer's kernel takes without its process; 0 for a Unix socket, where
+        `outstanding` counts those."""
+        assert self._socket is not None
+        if self._socket.family == socket.AF_UNIX:
+            return 0
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        if len(info) < _TCP_INFO_WINDOW + 4:
+            return 1 << 20
+        return int(struct.unpack_from("I", info, _TCP_INFO_WINDOW)[0])
+
+    def end_writing(self) -> None:
+        if self._transport is not None and not self.lost:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            else:  # TLS
+                self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class StreamDestination(Destination):
+    """Common part of the senders over streams."""
+
+    def __init__(self, owner: Owner, document: Delivery) -> None:
+        super().__init__(owner, document)
+        self.connection: Connection | None = None
+        self._sent = 0
+        self._arrived = 0
+        self._window = 0
+        self._seen: deque[tuple[float, int]] = deque()
+        """When which number of bytes had arrived."""
+        self._patience: float | None = None
+        """Seconds that the peer may take to accept a write."""
+
+    @abstractmethod
+    async def dial(self) -> Connection:
+        """Connect. Raises one of `FAILURES`."""
+
+    def wrap(self, feed: Feed, formed: Formed) -> bytes:
+        """The bytes to send for messages of one feed."""
+        return formed.wire
+
+    def new_connection(self) -> Connection:
+        return Connection(self._wake)
+
+    async def open(self) -> None:
+        self._sent = self._arrived = self._window = 0
+        self._seen.clear()
+        self.connection = await self.dial()
+
+    async def close(self) -> None:
+        if self.connection is not None:
+            self.connection.abort()
+            self.connection = None
+
+    async def pass_on(self) -> None:
+        connection = self.connection
+        assert connection is not None
+        looked = 0.0
+        while True:
+            if connection.lost or connection.ended:
+                await self._ended(connection)
+            parts: list[bytes] = []
+            room = ROOM
+            while room > 0 and self.may_send() and (feed := self.next_feed()) is not None:
+                formed = feed.format(min(room, TURN))
+                if formed is None:
+                    feed.idle()
+                    continue
+                self.notify(feed)  # at the end of the queue: there may be more
+                if formed.messages:
+                    data = self.wrap(feed, formed)
+                    parts.append(data)
+                    room -= len(data)
+                    self._sent += len(data)
+                self.sent_part(feed)
+            if parts:
+                async with asyncio.timeout(self._patience):
+                    await connection.write(b"".join(parts))
+            now = time.monotonic()
+            if connection.received or (self.pending() and (now - looked >= LOOK or not parts)):
+                looked = now
+                self.look(connection, now)
+            # Nothing is awaited between the look at the connection and the wait, which would miss
+            # its end otherwise.
+            if not parts and not connection.lost and not connection.ended:
+                await self.wait(LOOK if self.pending() else None)
+
+    def pending(self) -> bool:
+        """Something is on the way."""
+        return bool(self._marks)
+
+    def may_send(self) -> bool:
+        """False: the target must answer first."""
+        return True
+
+    def sent_part(self, feed: Feed) -> None:
+        """What was read of the feed is in the stream up to `_sent`."""
+        self.sent(self._sent, feed)
+
+    def look(self, connection: Connection, now: float) -> None:
+        """Settle what the target has by the rules of this module."""
+        connection.received.clear()  # neither protocol has answers
+        self._arrived = max(self._arrived, self._sent - connection.outstanding())
+        window = connection.window()
+        self._window = max(self._window, window)
+        settled = self._arrived - self._window
+        if not self._seen or self._seen[-1][1] < self._arrived:
+            self._seen.append((now, self._arrived))
+        reads = window >= self._window // 2
+        while reads and self._seen and self._seen[0][0] <= now - COMMIT_AFTER:
+            settled = max(settled, self._seen.popleft()[1])
+        if settled > 0:
+            self.settle(settled)
+
+    async def _ended(self, connection: Connection) -> None:
+        """The peer has closed. Settle what it had, and raise the failure."""
+        if not connection.lost:
+            # An end with unread data is followed by a reset, which may be on its way.
+            await asyncio.sleep(0.05)
+        if not connection.lost and connection.outstanding() == 0:
+            self.settle(self._sent)
+        connection.check()
+        raise ConnectionResetError(104, "connection closed by the target")
+
+    async def finish(self) -> None:
+        connection = self.connection
+        if connection is None or not self.pending():
+            return
+        connection.end_writing()
+        for _ in range(round(FINISH / 0.02)):
+            if connection.lost or not self.pending():
+                break
+            await asyncio.sleep(0.02)
+
+
+class SyslogStream(StreamDestination):
+    """Syslog over TCP, TLS (RFC 5425) and Unix stream sockets."""
+
+    def form(self, document: Delivery) -> Form:
+        assert isinstance(document.target, Syslog)
+        return forms.syslog(document, document.target, datagrams=False)
+
+    async def dial(self) -> Connection:
+        target = self.target
+        assert isinstance(target, Syslog)
+        if target.scheme == "unix":
+            return await dial.stream(self.new_connection, target.path)
+        return await dial.tcp(self.new_connection, target.host, target.port, target.tls)
+
+
+class GelfStream(StreamDestination):
+    """GELF over TCP: messages end in a zero byte, and are not compressed."""
+
+    def __init__(self, owner: Owner, document: Delivery) -> None:
+        super().__init__(owner, document)
+        assert isinstance(document.target, Gelf)
+        self._first_pause = max(0.1, min(document.target.reconnect_delay, 30))
+
+    def form(self, document: Delivery) -> Form:
+        assert isinstance(document.target, Gelf)
+        return forms.gelf(document, document.target)
+
+    async def dial(self) -> Connection:
+        target = self.target
+        assert isinstance(target, Gelf)
+        return await dial.tcp(self.new_connection, target.host, target.port)
