@@ -18,8 +18,17 @@ cdef struct Entry:
     const char *attrs                   # an encoded JSON object, or NULL
     size_t attrs_size
 
+cdef struct Text:                       # what `measure` finds out about the line of an entry
+    size_t size                         # of the decoded line, with its newline
+    bint newline                        # the line ends in a newline
+    bint inner                          # it has newlines before that, which no entry of this engine has
+
 
 cdef size_t whole(const char *data, size_t size) noexcept nogil
+cdef char *escape(char *into, const char *data, size_t size) noexcept nogil
+cdef int64_t read_time(const char *text, size_t size) noexcept nogil
+cdef int hex_four(const char *at) noexcept nogil
+cdef bint measure(const char *at, size_t size, Text *found) noexcept nogil
 cdef char *unescape(char *into, const char *at, size_t size) noexcept nogil
 cdef char *put_entry(
     char *into, int stream, const char *data, size_t size, bint newline, const char *attrs, size_t attrs_size,

@@ -268,6 +268,16 @@ cdef extern from "<sys/socket.h>" nogil:
         SHUT_RDWR
     ssize_t send(int fd, const void *data, size_t size, int flags)
     ssize_t recv(int fd, void *data, size_t size, int flags)
+    cdef struct iovec:
+        void *iov_base
+        size_t iov_len
+    cdef struct msghdr:
+        iovec *msg_iov
+        size_t msg_iovlen
+    cdef struct mmsghdr:
+        msghdr msg_hdr
+        unsigned int msg_len
+    int sendmmsg(int fd, mmsghdr *messages, unsigned int count, int flags)
     cdef struct linger:
         int l_onoff
         int l_linger
@@ -305,6 +315,19 @@ cdef extern from "<netinet/tcp.h>" nogil:
     enum:
         TCP_KEEPIDLE
         TCP_NODELAY
+
+
+cdef extern from "<time.h>" nogil:
+    ctypedef long time_t
+    cdef struct tm_t "tm":
+        int tm_sec
+        int tm_min
+        int tm_hour
+        int tm_mday
+        int tm_mon
+        long tm_gmtoff
+    tm_t *localtime_r(const time_t *at, tm_t *into)
+    void tzset()
 
 
 cdef extern from "<stdlib.h>" nogil:
