@@ -25,7 +25,7 @@ WARNINGS = [
 ]
 SANITIZED = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
-FASTER = dict.fromkeys(("jsonentry", "logwriter", "logreader", "wireform"), "-O3")
+FASTER = dict.fromkeys(("jsonentry", "logwriter", "logreader"), "-O3")
 """Modules for which bench/micro has shown that -O3 pays: name -> option. Here test_logreader took
 1.5 ms with -O2 and 1.0 ms with -O3, and test_write[disk-ascii] 321 and 272 ms.
 """

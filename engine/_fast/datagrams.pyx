@@ -10,11 +10,11 @@ Raises:  OSError with the kernel's errno, for the first message of a call only.
 from cpython cimport array
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.exc cimport PyErr_SetFromErrno
-from libc.errno cimport EAGAIN, ECONNREFUSED, EINTR, ENOBUFS, errno
+from libc.errno cimport EAGAIN, ECONNREFUSED, EINTR, ENOBUFS, ENOTCONN, errno
 from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
-from engine._fast.linux cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, mmsghdr, sendmmsg
+from engine._fast.linux cimport MSG_DONTWAIT, MSG_NOSIGNAL, iovec, mmsghdr, sendmmsg, set_errno
 
 import array
 
@@ -30,7 +30,8 @@ def send(int fd, bytes wire not None, ends not None, Py_ssize_t first) -> int:
     Returns the number of messages sent, which is 0 if the socket is full (EAGAIN, ENOBUFS). If a
     message is refused after others were sent, these are counted, and the next call, which starts
     with that message, raises. UDP reports ECONNREFUSED for an earlier datagram and sends nothing
-    then; so the message is sent again once.
+    then; so the message is sent again once. A Unix socket whose peer is gone is disconnected by the
+    first ECONNREFUSED, so it may also raise ENOTCONN.
     """
     cdef array.array numbers
     cdef const uint32_t *at
@@ -95,5 +96,7 @@ cdef Py_ssize_t send_from(
         elif errno == ECONNREFUSED and not again:
             again = True
         elif errno != EINTR:
+            if again and errno == ENOTCONN:
+                set_errno(ECONNREFUSED)
             return done - first if done > first else -1
     return done - first

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine._fast import cgroup, changes, frames, layer, pack, tar, tarsplit, tree
+from engine._fast import cgroup, changes, frames, layer, pack, tar, tarsplit, tree, wireform
 from engine._fast.logreader import LogReader
 from engine._fast.logwriter import LogWriter
 from engine._fast.members import Members
@@ -340,6 +340,51 @@ def log_write(noise: Noise) -> None:
         LogWriter(path).close()
     finally:
         shutil.rmtree(directory)
+
+
+@target
+def log_messages(noise: Noise) -> None:
+    """Any lines in a spool: valid messages of every protocol, the same ones in any split, and only
+    of entries.
+    """
+    data = mutated(b"".join(noise.choices(LOGS, k=noise.randrange(1, 6))), noise, LOGS)
+    found, consumed, count = wireform.entries(data, 0, 1 << 30)
+    assert consumed == data.rfind(b"\n") + 1 and count == len(found)
+    fixed = [noise.randbytes(noise.choice([0, 1, 5, 300])) for _ in range(8)]
+    text = noise.randrange(4)
+    partial = {wireform.MSGPACK_STR: wireform.FLUENTD, wireform.JOURNAL: wireform.JOURNALD}.get(text, 0)
+    shape = wireform.Form(
+        text=text,
+        time=noise.randrange(10),
+        frame=noise.randrange(5),
+        head=(fixed[0], fixed[1]),
+        middle=(fixed[2], fixed[3]),
+        tail=(fixed[4], fixed[5]),
+        part_middle=(fixed[6], fixed[7]),
+        skip_empty=noise.random() < 0.3,
+        skip_blank=noise.random() < 0.3,
+        partial=noise.choice([wireform.NO_PARTIAL, partial]),
+        longest=noise.choice([0, 0, 1, 50, 1000]),
+    )
+    whole = shape.format(data, 0, 0, 1 << 30)
+    assert whole[1:3] == (consumed, count) and whole[4] <= count
+    shape.state = (0, 0, 0, 0)
+    at, total, split = 0, 0, []
+    while at < consumed:
+        piece, used, entries, _, _ = shape.format(data, at, total, noise.choice([0, 1, 500]))
+        assert used and (entries or at + used == consumed)
+        split.append(piece)
+        at += used
+        total += entries
+    assert b"".join(split) == whole[0] and total == count
+    plain = {"time": 0, "head": (b"", b""), "middle": (b"", b""), "tail": (b"", b"")}
+    strings = wireform.Form(text=wireform.MSGPACK_STR, frame=wireform.CONCATENATED, **plain)  # type: ignore[arg-type]
+    made = strings.format(data, 0, 0, 1 << 30)[0]
+    logs = msgspec.msgpack.decode(b"\xdd" + count.to_bytes(4, "big") + made)
+    assert [log.encode() for log in logs] == [log for _, _, log, _ in found]
+    documents = wireform.Form(text=wireform.JSON, frame=wireform.NUL, **plain)  # type: ignore[arg-type]
+    made = documents.format(data, 0, 0, 1 << 30)[0]
+    assert [msgspec.json.decode(b'"' + each + b'"') for each in made.split(b"\0")[:-1]] == logs
 
 
 # --- streams and messages -------------------------------------------------------------------------
