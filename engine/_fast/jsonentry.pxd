@@ -21,7 +21,7 @@ cdef struct Entry:
 cdef struct Text:                       # what `measure` finds out about the line of an entry
     size_t size                         # of the decoded line, with its newline
     bint newline                        # the line ends in a newline
-    bint inner                          # it has newlines before that, which no entry of this engine has
+    bint inner                          # it has others, which no entry of this engine has
 
 
 cdef size_t whole(const char *data, size_t size) noexcept nogil

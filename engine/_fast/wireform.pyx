@@ -84,7 +84,7 @@ cdef enum:
     # most bytes that frame and text add: a count, and `MESSAGE\n`, a size and a newline; and what
     # `unescape` writes beyond its end
     AROUND = 24 + 24 + 16
-    PART = SLICE - 3                    # a line is split before a character, at SLICE or up to 3 bytes less
+    PART = SLICE - 3                    # a line is split before a character
 
 cdef int64_t SECOND = 1000000000
 cdef const char *HEX = b"0123456789abcdef"
@@ -161,10 +161,6 @@ cdef int find(const char *line, size_t size, Entry *entry, Text *text, Scratch *
     return measure(entry.log, entry.size, text)
 
 
-cdef int64_t time_of(Entry *entry) noexcept nogil:
-    return read_time(entry.time, TIME_SIZE)
-
-
 cdef int nine_digits(const char *at) noexcept nogil:
     """The value of nine decimal digits, or -1."""
     cdef int number = 0, index
@@ -177,7 +173,7 @@ cdef int nine_digits(const char *at) noexcept nogil:
 
 
 cdef bint is_space(int rune) noexcept nogil:
-    """Unicode's White_Space, which Go's `strings.TrimSpace` removes."""
+    """Unicode's White_Space."""
     return (
         9 <= rune <= 13 or rune == 0x20 or rune == 0x85 or rune == 0xA0 or rune == 0x1680 or 0x2000 <= rune <= 0x200A
         or rune == 0x2028 or rune == 0x2029 or rune == 0x202F or rune == 0x205F or rune == 0x3000
@@ -300,6 +296,13 @@ cdef char *put_big_endian(char *into, uint64_t number, int size) noexcept nogil:
     for at in range(size):
         into[at] = <char>(number >> (8 * (size - 1 - at)))
     return into + size
+
+
+cdef char *put_little_endian(char *into, uint64_t number) noexcept nogil:
+    cdef int at
+    for at in range(8):
+        into[at] = <char>(number >> (8 * at))
+    return into + 8
 
 
 cdef char *put_unsigned(char *into, uint64_t number) noexcept nogil:
@@ -777,13 +780,6 @@ cdef class Form:
         return raw
 
 
-cdef char *put_little_endian(char *into, uint64_t number) noexcept nogil:
-    cdef int at
-    for at in range(8):
-        into[at] = <char>(number >> (8 * at))
-    return into + 8
-
-
 def entries(bytes block not None, Py_ssize_t start, size_t room) -> tuple:
     """Entries of block[start:], until their text has `room` bytes, but one at least: for drivers
     that need Python for each line.
@@ -819,7 +815,7 @@ def entries(bytes block not None, Py_ssize_t start, size_t room) -> tuple:
             status = find(line, newline - line, &entry, &measured, &scratch)
             if status < 0:
                 raise MemoryError
-            time = time_of(&entry) if status else -1
+            time = read_time(entry.time, TIME_SIZE) if status else -1
             if time < 0:
                 continue
             size = measured.size - measured.newline
