@@ -1,38 +1,47 @@
-"""Templates in services, secrets and configs: the part of Go's text/template that they are written
-in. Pure.
+"""Templates in services, secrets, configs and the tags of logs: the part of Go's text/template that
+they are written in. Pure.
 
 Text with actions: `{{.Task.Slot}}`, `{{index .Service.Labels "tier"}}`, `{{secret "password"}}`,
-`{{if eq .Node.Hostname "a"}}…{{else}}…{{end}}`, `{{range .Service.Labels}}…{{end}}`, pipelines,
-comments and the trim markers of Go (`{{-`, `-}}`). Values are strings, integers, booleans and
-mappings of strings. Variables, nested templates and methods are refused.
+`{{if eq .Node.Hostname "a"}}…{{else}}…{{end}}`, `{{range .Service.Labels}}…{{end}}`,
+`{{with .Name}}…{{end}}`, `{{$.Name}}` (of the outermost dot), pipelines, comments and the trim
+markers of Go (`{{-`, `-}}`). Values are strings, integers, booleans, mappings and lists. Variables,
+nested templates and methods are refused.
 
-Not here: which names the template of a service has (`cluster/bodies.py`), and those of a secret or
-config (`cluster/delivery.py`).
+Not here: which names the template of a service has (`cluster/bodies.py`), those of a secret or
+config (`cluster/delivery.py`), and those of a tag (`logs/tags.py`).
 Raises: InvalidParameter that quotes the action.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import NamedTuple, TypeAlias
 
 from engine.errors import InvalidParameter
 
-Value: TypeAlias = "str | int | bool | Mapping[str, Value]"
+Value: TypeAlias = "str | int | bool | Mapping[str, Value] | list[str]"
 Function = Callable[..., Value]
 
 LONGEST = 1 << 20
 """Characters that an expanded template has at most."""
 DEEPEST = 32
-"""Levels of `if`, `range` and parentheses."""
+"""Levels of `if`, `with`, `range` and parentheses."""
+MOST_STEPS = 100_000
+"""Actions and texts that one expansion executes at most: nested ranges multiply them."""
+
+
+class Table(dict[str, str]):
+    """A value that is a map in Go: a missing name is empty. Other mappings are structs, whose
+    missing names are errors."""
+
 
 _ACTION = re.compile(r"\{\{(- )?((?:\s*/\*.*?\*/\s*)|(?:\"(?:[^\"\\]|\\.)*\"|`[^`]*`|(?!\}\}).)*?)( -)?\}\}", re.DOTALL)
 _TOKEN = re.compile(
     r"""\s*(?:
         (?P<string>"(?:[^"\\\n]|\\.)*"|`[^`]*`)
       | (?P<number>-?\d+)(?![\w.])
-      | (?P<field>(?:\.[A-Za-z_]\w*)+|\.)(?!\w)
+      | (?P<field>\$?(?:\.[A-Za-z_]\w*)+|[.$])(?!\w)
       | (?P<word>[A-Za-z_]\w*)
       | (?P<mark>[|()])
     )""",
@@ -51,12 +60,12 @@ class _Print(NamedTuple):
 
 
 class _Branch(NamedTuple):
-    """`if` with its alternatives, or `range` with `each`."""
+    """`word` is if, with or range."""
 
     pipeline: _Pipeline
     then: list[_Node]
     otherwise: list[_Node]
-    each: bool
+    word: str
 
 
 _Node: TypeAlias = "_Text | _Print | _Branch"
@@ -64,6 +73,8 @@ _Node: TypeAlias = "_Text | _Print | _Branch"
 
 class _Field(NamedTuple):
     names: tuple[str, ...]
+    root: bool
+    """Of the outermost dot."""
 
 
 class _Literal(NamedTuple):
@@ -98,6 +109,37 @@ def expand(text: str, values: Mapping[str, Value], functions: Mapping[str, Funct
     return "".join(run.out)
 
 
+def check(text: str, fields: Collection[str], functions: Collection[str] = ()) -> None:
+    """Check a template without values, as far as that is possible: its form, the functions that it
+    calls, and the fields of the outermost dot.
+
+    Raises InvalidParameter for what no values could expand.
+    """
+    _check(_Parser(text).parse(), frozenset(fields), _FUNCTIONS.keys() | set(functions), outermost=True)
+
+
+def _check(nodes: Sequence[_Node], fields: frozenset[str], functions: Set[str], *, outermost: bool) -> None:
+    def operand(value: _Operand, action: str) -> None:
+        if isinstance(value, _Pipeline):
+            for command in value.commands:
+                operand(command, action)
+        elif isinstance(value, _Call):
+            if value.function not in functions:
+                raise _bad(action, f'function "{value.function}" not defined')
+            for argument in value.arguments:
+                operand(argument, action)
+        elif isinstance(value, _Field) and value.names and (outermost or value.root) and value.names[0] not in fields:
+            raise _bad(action, f"can't evaluate field {value.names[0]}")
+
+    for node in nodes:
+        if isinstance(node, _Text):
+            continue
+        operand(node.pipeline, node.pipeline.action)
+        if isinstance(node, _Branch):
+            _check(node.then, fields, functions, outermost=outermost and node.word == "if")
+            _check(node.otherwise, fields, functions, outermost=outermost)
+
+
 # --- parsing --------------------------------------------------------------------------------------
 
 
@@ -115,7 +157,7 @@ class _Parser:
     def _until(self, depth: int) -> tuple[list[_Node], str]:
         """Nodes up to the `else` or `end` that belongs to the caller, and that action."""
         if depth > DEEPEST:
-            raise InvalidParameter(f"template: more than {DEEPEST} levels of if and range")
+            raise InvalidParameter(f"template: more than {DEEPEST} levels of if, with and range")
         nodes: list[_Node] = []
         while self._at < len(self._items):
             action, text = self._items[self._at]
@@ -126,9 +168,9 @@ class _Parser:
             word = text.split(None, 1)[0] if text else ""
             if word in ("end", "else"):
                 return nodes, text
-            if word in ("if", "range"):
-                nodes.append(self._branch(text, word == "range", depth))
-            elif word in ("define", "template", "block", "with", "break", "continue"):
+            if word in ("if", "with", "range"):
+                nodes.append(self._branch(text, word, depth))
+            elif word in ("define", "template", "block", "break", "continue"):
                 raise _bad(text, f"{word} is not supported")
             else:
                 nodes.append(_Print(_pipeline(text, text)))
@@ -136,7 +178,7 @@ class _Parser:
             raise InvalidParameter("template: unexpected EOF: an action has no {{end}}")
         return nodes, ""
 
-    def _branch(self, text: str, each: bool, depth: int) -> _Branch:
+    def _branch(self, text: str, word: str, depth: int) -> _Branch:
         pipeline = _pipeline(text.split(None, 1)[1] if " " in text else "", text)
         then, ended = self._until(depth + 1)
         otherwise: list[_Node] = []
@@ -146,11 +188,11 @@ class _Parser:
                 otherwise, ended = self._until(depth + 1)
                 if ended != "end":
                     raise _bad(ended, "expected end")
-            elif words[1].startswith("if ") and not each:
-                otherwise = [self._branch(words[1], False, depth + 1)]
+            elif words[1].startswith(f"{word} ") and word != "range":
+                otherwise = [self._branch(words[1], word, depth + 1)]
             else:
                 raise _bad(ended, "unexpected words after else")
-        return _Branch(pipeline, then, otherwise, each)
+        return _Branch(pipeline, then, otherwise, word)
 
 
 def _items(text: str) -> list[tuple[bool, str]]:
@@ -227,7 +269,7 @@ def _commands(tokens: Sequence[tuple[str, str]], at: int, action: str, depth: in
 
 def _operand(kind: str, text: str) -> _Operand:
     if kind == "field":
-        return _Field(tuple(filter(None, text.split("."))))
+        return _Field(tuple(filter(None, text.removeprefix("$").split("."))), text[0] == "$")
     if kind == "number":
         return _Literal(int(text[:40]))
     if kind == "word":
@@ -249,11 +291,16 @@ def _unescaped(match: re.Match[str]) -> str:
 class _Run:
     def __init__(self, values: Mapping[str, Value], functions: Mapping[str, Function]) -> None:
         self.out: list[str] = []
+        self._root = values
         self._functions = functions
         self._length = 0
+        self._steps = 0
 
     def nodes(self, nodes: Sequence[_Node], dot: Value) -> None:
         for node in nodes:
+            self._steps += 1
+            if self._steps > MOST_STEPS:
+                raise InvalidParameter(f"template: more than {MOST_STEPS} steps")
             if isinstance(node, _Text):
                 self._write(node.text)
             elif isinstance(node, _Print):
@@ -263,15 +310,16 @@ class _Run:
 
     def _branch(self, node: _Branch, dot: Value) -> None:
         value = self._value(node.pipeline, dot)
-        if not node.each:
-            self.nodes(node.then if value else node.otherwise, dot)
+        if node.word != "range":
+            self.nodes(node.then if value else node.otherwise, value if value and node.word == "with" else dot)
             return
-        if not isinstance(value, Mapping):
+        if not isinstance(value, Mapping | list):
             raise _bad(node.pipeline.action, "range can't iterate over it")
         if not value:
             self.nodes(node.otherwise, dot)
-        for name in sorted(value):
-            self.nodes(node.then, value[name])
+        for each in [value[name] for name in sorted(value)] if isinstance(value, Mapping) else value:
+            self._steps += 1  # an empty body counts too
+            self.nodes(node.then, each)
 
     def _write(self, text: str) -> None:
         self._length += len(text)
@@ -301,11 +349,14 @@ class _Run:
             return operand.value
         if isinstance(operand, _Pipeline):
             return self._value(operand, dot)
-        value = dot
+        value = self._root if operand.root else dot
         for name in operand.names:
-            if not isinstance(value, Mapping) or name not in value:
+            if isinstance(value, Table):
+                value = value.get(name, "")
+            elif isinstance(value, Mapping) and name in value:
+                value = value[name]
+            else:
                 raise _bad(action, f"can't evaluate field {name}")
-            value = value[name]
         return value
 
 
@@ -315,6 +366,8 @@ def shown(value: Value) -> str:
         return "true" if value else "false"
     if isinstance(value, Mapping):
         return "map[" + " ".join(f"{name}:{shown(value[name])}" for name in sorted(value)) + "]"
+    if isinstance(value, list):
+        return "[" + " ".join(value) + "]"
     return str(value)
 
 
@@ -324,9 +377,14 @@ def _bad(action: str, reason: str) -> InvalidParameter:
 
 def _index(of: Value, *keys: Value) -> Value:
     for key in keys:
-        if not isinstance(of, Mapping):
-            raise InvalidParameter("template: can't index item that is not a map")
-        of = of.get(shown(key), "")
+        if isinstance(of, list):
+            if not isinstance(key, int) or not 0 <= key < len(of):
+                raise InvalidParameter(f"template: index out of range: {shown(key)}")
+            of = of[key]
+        elif isinstance(of, Mapping):
+            of = of.get(shown(key), "")
+        else:
+            raise InvalidParameter("template: can't index item that is not a map or a list")
     return of
 
 
@@ -369,7 +427,7 @@ _FUNCTIONS: dict[str, Function] = {
     "print": lambda *values: "".join(map(shown, values)),
     "println": lambda *values: " ".join(map(shown, values)) + "\n",
     "printf": _printf,
-    "len": lambda value: len(value if isinstance(value, Mapping) else shown(value).encode()),
+    "len": lambda value: len(value if isinstance(value, Mapping | list) else shown(value).encode()),
     "eq": _same,
     "ne": lambda left, right: left != right,
     "not": lambda value: not value,
@@ -377,4 +435,4 @@ _FUNCTIONS: dict[str, Function] = {
     "or": _either,
 }
 
-__all__ = ["Function", "Value", "expand", "shown"]
+__all__ = ["Function", "Table", "Value", "check", "expand", "shown"]

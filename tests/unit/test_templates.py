@@ -9,12 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter
-from engine.templates import DEEPEST, expand
+from engine.templates import DEEPEST, Table, check, expand
 
 VALUES: dict[str, Any] = {
     "Service": {"ID": "s1", "Name": "web", "Labels": {"tier": "front", "a-b": "c"}},
     "Node": {"Hostname": "host1", "Platform": {"OS": "linux"}},
     "Task": {"Slot": "3"},
+    "List": ["a", "b", "c"],
+    "Empty": [],
+    "Table": Table({"x": "y"}),
 }
 
 
@@ -47,8 +50,19 @@ VALUES: dict[str, Any] = {
         ("{{len .Node.Hostname}}", "5"),
         ("{{eq 1 2 1}}", "true"),
         ("{{ (index .Service.Labels `tier`) | print }}", "front"),
-        ("{{.}}", "map[Node:map[Hostname:host1 Platform:map[OS:linux]] "
-         "Service:map[ID:s1 Labels:map[a-b:c tier:front] Name:web] Task:map[Slot:3]]"),
+        ("{{.}}", "map[Empty:[] List:[a b c] Node:map[Hostname:host1 Platform:map[OS:linux]] "
+         "Service:map[ID:s1 Labels:map[a-b:c tier:front] Name:web] Table:map[x:y] Task:map[Slot:3]]"),
+        ("{{.List}} {{len .List}}", "[a b c] 3"),
+        ("{{index .List 1}}", "b"),
+        ("{{range .List}}<{{.}}>{{end}}", "<a><b><c>"),
+        ("{{range .Empty}}x{{else}}none{{end}}", "none"),
+        ("{{with .Task.Slot}}slot {{.}}{{else}}none{{end}}", "slot 3"),
+        ("{{with .Empty}}x{{else}}{{.Task.Slot}}{{end}}", "3"),
+        ("{{with .Empty}}x{{else with .List}}{{.}}{{end}}", "[a b c]"),
+        ("{{with .Node}}{{.Hostname}} {{$.Task.Slot}}{{end}}", "host1 3"),
+        ("{{range .List}}{{$.Task.Slot}}{{end}}", "333"),
+        ("{{with $}}{{.Task.Slot}}{{end}}", "3"),
+        ("{{.Table.x}}-{{.Table.none}}-{{index .Table `z`}}", "y--"),
     ],
 )  # fmt: skip
 def test_expanded(text: str, expected: str) -> None:
@@ -71,12 +85,18 @@ def test_expanded(text: str, expected: str) -> None:
         ("{{else}}", "unexpected else"),
         ("{{if .Task.Slot}}x", "no {{end}}"),
         ("{{if .Task.Slot}}x{{else}}y{{else}}z{{end}}", "expected end"),
-        ("{{with .Task}}x{{end}}", "with is not supported"),
+        ("{{define `x`}}x{{end}}", "define is not supported"),
+        ("{{with .Task}}{{.Wrong}}{{end}}", "can't evaluate field Wrong"),
+        ("{{with .Task.Slot}}{{.Task}}{{end}}", "can't evaluate field Task"),
+        ("{{$.Wrong}}", "can't evaluate field Wrong"),
+        ("{{index .List 3}}", "index out of range: 3"),
+        ("{{index .List `a`}}", "index out of range: a"),
+        ("{{range $.List}}" * 20 + "{{end}}" * 20, "steps"),
         ("{{$x := 1}}", "unexpected '$x"),
         ("{{range .Task.Slot}}x{{end}}", "can't iterate"),
         ("{{(1}}", "unclosed parenthesis"),
         ("{{1)}}", "unexpected ')'"),
-        ("{{index .Task.Slot `x`}}", "not a map"),
+        ("{{index .Task.Slot `x`}}", "not a map or a list"),
         ("{{len}}", "wrong arguments"),
         ("{{if .Task.Slot}}" * (DEEPEST + 2), "levels"),
         ("{{" + "(" * 100 + "1" + ")" * 100 + "}}", "levels"),
@@ -88,6 +108,32 @@ def test_refused(text: str, words: str) -> None:
     assert words in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{{.Name}}{{if .Name}}{{.Name}}{{else}}{{.Name}}{{end}}{{printf `%s` .Name | own}}", ""),
+        ("{{with .Name}}{{.Anything}}{{$.Name}}{{else}}{{.Name}}{{end}}{{range .Name}}{{.X}}{{end}}{{.Name.X}}", ""),
+        ("{{.Wrong}}", "can't evaluate field Wrong"),
+        ("{{if .Name}}{{.Wrong}}{{end}}", "can't evaluate field Wrong"),
+        ("{{with .Name}}{{$.Wrong}}{{end}}", "can't evaluate field Wrong"),
+        ("{{with .Name}}{{else}}{{.Wrong}}{{end}}", "can't evaluate field Wrong"),
+        ("{{print (print .Wrong)}}", "can't evaluate field Wrong"),
+        ("{{other .Name}}", 'function "other" not defined'),
+        ("{{.Name | other}}", 'function "other" not defined'),
+        ("{{print other}}", 'function "other" not defined'),
+        ("{{range .Name}}{{other}}{{end}}", 'function "other" not defined'),
+        ("{{.Name", "unclosed action"),
+    ],
+)
+def test_checked_without_values(text: str, words: str) -> None:
+    if not words:
+        check(text, ("Name",), ("own",))
+        return
+    with pytest.raises(InvalidParameter, match="template: ") as caught:
+        check(text, ("Name",), ("own",))
+    assert words in caught.value.message
+
+
 def test_functions_and_the_limit() -> None:
     assert expand('{{secret "a"}}', {}, {"secret": lambda name: f"<{name}>"}) == "<a>"
     assert expand('{{"a" | secret}}', {}, {"secret": lambda name: f"<{name}>"}) == "<a>"
@@ -96,7 +142,28 @@ def test_functions_and_the_limit() -> None:
 
 
 _PIECES = st.sampled_from(
-    ["{{", "}}", "{{-", "-}}", ".Task.Slot", " ", "if ", "else", "end", "range ", '"', "`", "(", ")", "|", "index", "x"]
+    [
+        "{{",
+        "}}",
+        "{{-",
+        "-}}",
+        ".Task.Slot",
+        " ",
+        "if ",
+        "else",
+        "end",
+        "range ",
+        "with ",
+        "$",
+        ".List",
+        '"',
+        "`",
+        "(",
+        ")",
+        "|",
+        "index",
+        "x",
+    ]
 )
 
 
