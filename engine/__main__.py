@@ -16,7 +16,7 @@ import msgspec
 
 from engine import __version__, config
 from engine.config import DEFAULT_ROOT, DEFAULT_RUN
-from engine.errors import ServerError
+from engine.errors import InvalidParameter, ServerError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = config.parse(
             {option.field: getattr(arguments, option.field) for option in config.options()}, arguments.config
         )
-    except ValueError as error:
+        # Loads the log drivers, which --version, stop and check do not need.
+        from engine.logs import drivers
+
+        drivers.check_daemon(chosen)
+    except (ValueError, InvalidParameter) as error:
         print(f"engined: {error}", file=sys.stderr)
         return 2
     if os.geteuid() != 0:

@@ -28,6 +28,7 @@ DEFAULT_BRIDGE = "engined0"
 DEFAULT_CERTIFICATES = "/etc/docker/certs.d"
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_STARTS = ("strict", "lenient")
 
 MAX_RUN_PATH = 60
 """Most bytes of the run directory's path, because a socket path below it must fit into the 108
@@ -169,6 +170,23 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         _option("--plugin-timeout", "SECONDS", "Give up a plugin call that takes longer."),
     ] = 60
+    log_driver: Annotated[
+        str,
+        _option("--log-driver", "NAME", "Log driver of containers whose create names none."),
+    ] = "json-file"
+    log_opts: Annotated[
+        tuple[str, ...],
+        _option("--log-opt", "KEY=VALUE", "Option of containers' logs that have the driver of --log-driver.", "none"),
+    ] = ()
+    log_start: Annotated[
+        str,
+        _option(
+            "--log-start",
+            "|".join(LOG_STARTS),
+            "When the server of a container's log cannot be reached: strict fails the start where Docker does, "
+            "lenient starts the container and keeps its lines until they can be delivered.",
+        ),
+    ] = "strict"
     labels: Annotated[
         tuple[str, ...],
         _option("--label", "KEY=VALUE", "Label of this engine, which constraints of services can name.", "none"),
@@ -296,6 +314,19 @@ def _runtime(entry: str) -> tuple[str, str]:
     return name, path
 
 
+def _check_log_options(entries: tuple[str, ...]) -> None:
+    """Raises ValueError for an entry without a name, and for two values of one option. Names and
+    values are checked by the driver (`logs/drivers`). No message quotes a value: it may be a
+    secret."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not (name and equals):
+            raise ValueError(f"--log-opt {name!r}: must be KEY=VALUE")
+        if found.setdefault(name, value) != value:
+            raise ValueError(f"--log-opt {name}: has another value already")
+
+
 def _check_labels(labels: tuple[str, ...]) -> None:
     """Raises ValueError for a label without a key or a value, and for two values of one key."""
     found: dict[str, str] = {}
@@ -359,6 +390,9 @@ def _convert(values: dict[str, Any]) -> Config:
             raise ValueError(f"--insecure-registry {rule!r}: must be HOST, HOST:PORT or a network such as 10.0.0.0/8")
     if config.log_level not in LOG_LEVELS:
         raise ValueError(f"--log-level {config.log_level!r}: must be one of {', '.join(LOG_LEVELS)}")
+    if config.log_start not in LOG_STARTS:
+        raise ValueError(f"--log-start {config.log_start!r}: must be one of {', '.join(LOG_STARTS)}")
+    _check_log_options(config.log_opts)
     _check_labels(config.labels)
     _check_resources(config.generic_resources)
     for option, seconds in (

@@ -31,7 +31,7 @@ from engine.build.buildkit.session import Sessions
 from engine.cluster.cluster import Cluster
 from engine.cluster.parts import Parts as ClusterParts
 from engine.config import Config, encode
-from engine.containers import boot
+from engine.containers import boot, log_plan
 from engine.containers.container import Container
 from engine.containers.containers import Containers
 from engine.containers.exec import Execs
@@ -50,7 +50,7 @@ from engine.http.tls import mutual_context
 from engine.images.record import ImageUser
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
-from engine.logs.drivers import SHIPPED
+from engine.logs import drivers
 from engine.monitor.client import Monitor
 from engine.monitor.handles import Exit
 from engine.networks.attachments import Attachments
@@ -359,7 +359,7 @@ class Daemon:
             labels=self.config.labels,
             volume_drivers=tuple(self.volumes.drivers()),
             network_drivers=tuple(self.networks.driver_names()),
-            log_drivers=SHIPPED,
+            log_drivers=drivers.names(journal=log_plan.has_journal()),
             descriptors=open_descriptors(),
             tasks=len(asyncio.all_tasks()),
         )

@@ -1,6 +1,7 @@
-"""Values of list filters that are regular expressions, as those of `name` and `id` are.
+"""Regular expressions of clients: values of list filters, as those of `name` and `id` are, and log
+options.
 
-Rules: dockerd gives each value to Go's `regexp`, whose syntax is RE2's. RE2 needs time in
+Rules: dockerd gives each of them to Go's `regexp`, whose syntax is RE2's. RE2 needs time in
 proportion to the text whatever the expression is, so a client cannot stop the event loop with one.
 Threads: any.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import re2
 
@@ -34,3 +36,18 @@ def _compiled(values: tuple[str, ...]) -> re2.Set:
             continue
     found.Compile()
     return found
+
+
+@functools.lru_cache(maxsize=32)
+def compiled(expression: str) -> Any:
+    """The expression, compiled: `search(text)` returns a match or None.
+
+    Raises ValueError with the reason for an expression that RE2 does not have.
+    """
+    try:
+        return re2.compile(expression, _OPTIONS)
+    except re2.error as error:
+        why = error.args[0] if error.args else error
+        raise ValueError(why.decode(errors="replace") if isinstance(why, bytes) else str(why)) from error
+    except UnicodeEncodeError as error:
+        raise ValueError("invalid UTF-8") from error

@@ -150,7 +150,7 @@ async def info(engine: Engine, request: Request) -> Reply:
             oom_kill_disable=host.oom_kill_disable,
             n_goroutines=counts.tasks,
             system_time=times.rfc3339(time.time_ns()),
-            logging_driver="json-file",
+            logging_driver=engine.config.log_driver,
             cgroup_driver="cgroupfs",
             cgroup_version=host.cgroup_version,
             n_events_listener=engine.events.listeners,

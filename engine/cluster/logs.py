@@ -20,10 +20,9 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
-from engine.containers import logs
+from engine.containers import log_plan, logs
 from engine.containers.container import Container
 from engine.errors import EngineError
-from engine.logs import drivers
 from engine.manager.messages import LogLine, LogLines
 
 STDERR = 2
@@ -149,8 +148,7 @@ def _frames(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
 
 def _details(container: Container) -> dict[str, str]:
     """The labels and variables that the log's options name."""
-    record = container.record
-    text = drivers.details(record.host.log_config, record.config).strip()
+    text = log_plan.details(container.parts.config, container.record).strip()
     pairs = (each.partition("=") for each in text.split(",") if each)
     return {unquote_plus(name): unquote_plus(value) for name, _, value in pairs}
 

@@ -28,7 +28,6 @@ from engine.wire.containers import (
     CreateBody,
     DeviceMapping,
     HostConfig,
-    LogConfig,
     PortBinding,
     RestartPolicy,
     Strings,
@@ -191,7 +190,6 @@ def checked_host(host: HostConfig) -> HostConfig:
     if host.auto_remove and policy.name != "no":
         raise InvalidParameter("can't create 'AutoRemove' container with restart policy")
     masked, readonly = ((), ()) if host.privileged else (security.MASKED_PATHS, security.READONLY_PATHS)
-    log = LogConfig(type=host.log_config.type or "json-file", config=host.log_config.config)
     if len(host.console_size) != 2 or min(host.console_size) < 0:
         raise InvalidParameter("ConsoleSize must be [height, width]")
     return msgspec.structs.replace(
@@ -200,7 +198,6 @@ def checked_host(host: HostConfig) -> HostConfig:
         cap_drop=strings(host.cap_drop),
         network_mode=BRIDGE if host.network_mode in DEFAULT_MODES else host.network_mode,
         restart_policy=policy,
-        log_config=log,
         shm_size=host.shm_size or DEFAULT_SHM_SIZE,
         port_bindings={port: each or [PortBinding()] for port, each in (host.port_bindings or {}).items()},
         ipc_mode=host.ipc_mode or PRIVATE,

@@ -36,7 +36,7 @@ from typing import Any
 
 import msgspec
 
-from engine.containers import body, launch, lifecycle, removal, restart
+from engine.containers import body, launch, lifecycle, log_plan, removal, restart
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.lifecycle import State, Verb
 from engine.containers.parts import Parts, Peers
@@ -160,8 +160,8 @@ class Container:
 
     @property
     def log_path(self) -> Path | None:
-        """The json-file log, when the container has one."""
-        return launch.log_path(self.parts.config, self.record)
+        """The newest file of its log; None if the log cannot be read."""
+        return log_plan.path(self.parts.config, self.record)
 
     def log_reading(self) -> LogReading | None:
         """For a reader of the log. None when the log is not rotated meanwhile."""

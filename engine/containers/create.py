@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.containers import body, endpoints, image_mounts, limits, mount_points, security, spec
+from engine.containers import body, endpoints, image_mounts, limits, log_plan, mount_points, security, spec
 from engine.containers.body import Link
 from engine.containers.parts import Parts
 from engine.containers.sharing import Find, network_owner
@@ -29,7 +29,6 @@ from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound
 from engine.images import platforms
 from engine.images.record import ImageRecord
-from engine.logs import drivers
 from engine.network_rules import PREDEFINED_NAMES
 from engine.runtime import init
 from engine.runtime.cgroups import Support
@@ -65,7 +64,7 @@ def draft(
     config, host = body.checked(wanted)
     host, warnings = limits.adapted(_placed(host, support, parts), support)
     warnings = [*wanted.from_older.warnings, *warnings, *body.warnings(wanted.host_config)]
-    drivers.validate(host.log_config)
+    host = msgspec.structs.replace(host, log_config=log_plan.resolved(host.log_config, parts.config))
     complete = image is not None
     if image is None:
         if not config.image:
@@ -163,7 +162,7 @@ async def with_host(
     host = body.checked_host(msgspec.structs.replace(given, ipc_mode=given.ipc_mode or body.SHAREABLE))
     body.check_together(record.config, host)
     host, _ = limits.adapted(_placed(host, support, parts), support)
-    drivers.validate(host.log_config)
+    host = msgspec.structs.replace(host, log_config=log_plan.resolved(host.log_config, parts.config))
     networks = record.networks
     if host.network_mode != record.host.network_mode:
         shares = bool(body.joined(host.network_mode))

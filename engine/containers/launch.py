@@ -23,11 +23,10 @@ from pathlib import Path
 import msgspec
 
 from engine.config import Config
-from engine.containers import bundle, extra_mounts, image_mounts, mount_points, sharing
+from engine.containers import bundle, extra_mounts, image_mounts, log_plan, mount_points, sharing
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.parts import Parts, Peers
 from engine.containers.store import ContainerRecord
-from engine.logs import drivers, jsonfile
 from engine.logs.targets import Target
 from engine.monitor.handles import Process
 from engine.networks.attachments import Joined
@@ -202,7 +201,7 @@ async def launch(
                 )
             )
             namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root, placed.beside))
-            log = drivers.target(record.host.log_config, log_path(parts.config, record), record.config)
+            log = log_plan.plan(parts.config, record).target
             ports = await parts.attachments.opened(record.id)
             record = msgspec.structs.replace(record, networks=networks, ports=ports)
             program = Program(
@@ -244,12 +243,6 @@ def cgroup_of(record: ContainerRecord) -> str:
 def runtime_of(record: ContainerRecord, parts: Parts) -> Runtime:
     """The runtime that makes and ends its processes."""
     return parts.runtimes.of(record.host.runtime)
-
-
-def log_path(config: Config, record: ContainerRecord) -> Path | None:
-    """The json-file log, when the container has one."""
-    named = record.host.log_config.type == jsonfile.NAME
-    return directory_of(config, record.id) / f"{record.id}-json.log" if named else None
 
 
 def wanted_ports(record: ContainerRecord) -> Request:

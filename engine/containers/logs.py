@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine._fast.logreader import LogReader
+from engine.containers import log_plan
 from engine.containers.container import Container
 from engine.errors import ServerError
-from engine.logs import drivers
 
 CHUNK = 512 << 10
 """Bytes per chunk at most: enough to make the hand-over from a thread cheap, small enough for
@@ -79,7 +79,7 @@ async def read_container(
         since_ns=since_ns,
         until_ns=until_ns,
         timestamps=timestamps,
-        details=drivers.details(record.host.log_config, record.config) if details else "",
+        details=log_plan.details(container.parts.config, record) if details else "",
         tail=tail,
         framed=not record.config.tty if framed is None else framed,
         follow=grown if follow and container.running else None,

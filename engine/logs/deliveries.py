@@ -97,8 +97,8 @@ JOURNAL = "/run/systemd/journal/socket"
 class Gelf(msgspec.Struct, frozen=True, tag_field="driver", tag="gelf"):
     """A server of GELF 1.1, "udp" or "tcp".
 
-    `compression` and its zlib `level` (-1, the default, to 9) are for datagrams; messages over TCP
-    are never compressed. `max_reconnect`: attempts of a lost TCP connection in quick succession,
+    `compression` and its `level` (1 is the fastest, 9 the smallest, 0 stores, -1 is zlib's choice)
+    are for datagrams; messages over TCP are never compressed. `max_reconnect`: attempts of a lost TCP connection in quick succession,
     `reconnect_delay` seconds apart.
     """
 
@@ -159,7 +159,7 @@ class Splunk(msgspec.Struct, frozen=True, tag_field="driver", tag="splunk"):
     `url`: scheme, host and port, with the collector's path (`/services/collector/event/1.0` unless
     the option had another). `token` is a secret. `source`, `sourcetype`, `index`: of the events, if
     not empty. `format`: of a line in an event. `verify_connection`: a start asks the collector
-    first. `gzip`: of the bodies, with zlib's `gzip_level` (-1, the default, to 9).
+    first. `gzip`: of the bodies, with a `gzip_level` as in `Gelf`.
     `index_acknowledgment`: lines count as delivered when the indexer says so. `tls` is given
     exactly for https.
     """
@@ -192,8 +192,8 @@ class Awslogs(msgspec.Struct, frozen=True, tag_field="driver", tag="awslogs"):
     `region`: empty if neither the option nor AWS_REGION has it; the sender then asks the instance's
     metadata. `endpoint`: URL, empty for the region's own. `credentials_endpoint`: path below
     `CREDENTIALS_HOST`, empty for the default chain. `create_group`, `create_stream`: make what does
-    not exist. `multiline`: a regular expression in Python's syntax, without constructs of
-    exponential time; a line that it matches begins an event. Empty: every line is an event.
+    not exist. `multiline`: a regular expression in RE2's syntax (`engine.patterns.compiled`); a
+    line in which it matches anywhere begins an event. Empty: every line is an event.
     `flush_interval`: seconds between two batches. `max_buffered_events`: of one batch.
     `format`: "json/emf" makes the sender set the header `x-amzn-logs-format`.
     """

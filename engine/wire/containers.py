@@ -59,7 +59,7 @@ class Config(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=Fals
 
 
 class LogConfig(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
-    """Log driver and its options; an empty type is the engine's default, json-file."""
+    """Log driver and its options; an empty type in a request is the daemon's default."""
 
     type: str = ""
     config: dict[str, str] = msgspec.field(default_factory=dict)
