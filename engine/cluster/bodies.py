@@ -103,8 +103,8 @@ def create_body(
 ) -> CreateBody:
     """The body of the task's create.
 
-    `log_driver`: the swarm's default. `resources`: generic resources that the task was given.
-    `name_of`: the name of a network of this node by its name or id.
+    `log_driver`: the swarm's default for this task. `resources`: generic resources that the task
+    was given. `name_of`: the name of a network of this node by its name or id.
     """
     container = container_spec(spec)
     values = template_values(task, spec, node)

@@ -400,11 +400,12 @@ class Executor:
         spec = record.spec
         for each in wanted_networks(spec):
             self._parts.networks.get(each.target)
+        assigned = self._set.get(task.assigned.id)
         body = create_body(
             task.assigned,
             spec,
             self._node,
-            log_driver=record.log_driver,
+            log_driver=assigned.log_driver if assigned is not None else None,
             resources=task.assigned.generic,
             name_of=self._parts.networks.name_of,
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
@@ -60,6 +61,10 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     assigned: Assigned
     observed: Observed = Observed()
+    log_driver: Driver | None = None
+    """The swarm's default when the task came, for a spec that names none. A later default is for
+    later tasks.
+    """
 
 
 class SpecRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -68,8 +73,6 @@ class SpecRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     spec: ServiceSpec
     auth: str = ""
     """X-Registry-Auth for its image. A secret."""
-    log_driver: Driver | None = None
-    """The swarm's default, for a spec that names none."""
 
     def __repr__(self) -> str:
         return f"SpecRecord({self.spec.name})"
@@ -131,10 +134,7 @@ class TaskSet:
         # An authorization comes once for a service, not with each version of its spec.
         auths = {} if message.whole else {_service(key): record.auth for key, record in self._specs.items()}
         auths |= message.auths
-        specs = {
-            key: SpecRecord(spec=spec, auth=auths.get(_service(key), ""), log_driver=log_driver)
-            for key, spec in message.specs.items()
-        }
+        specs = {key: SpecRecord(spec=spec, auth=auths.get(_service(key), "")) for key, spec in message.specs.items()}
         for key, record in self._specs.items():  # a new authorization for a spec that is here
             auth = message.auths.get(_service(key))
             if auth is not None and auth != record.auth and key not in specs:
@@ -157,7 +157,7 @@ class TaskSet:
             if message.whole or found is None or found.assigned != task:
                 changed.append(task.id)
             if found is None or found.assigned != task:
-                rows.append(self._put(task, Observed() if found is None else found.observed))
+                rows.append(self._put(found or TaskRecord(assigned=task, log_driver=log_driver), assigned=task))
         if message.whole and self._behind:
             rows = [
                 *(self._spec_table.put(key, record) for key, record in self._specs.items()),
@@ -169,18 +169,21 @@ class TaskSet:
             await self._commit(*rows)
         return Applied(put=tuple(changed), gone=tuple(gone))
 
-    def _put(self, task: Assigned, observed: Observed) -> Change:
-        before = self._all.get(task.id)
+    def _put(self, record: TaskRecord, **changes: Any) -> Change:
+        """The record with these changes."""
+        record = msgspec.structs.replace(record, **changes)
+        id = record.assigned.id
+        before = self._all.get(id)
         if before is not None:
             self._users[before.assigned.spec] -= 1
-        self._users[task.spec] += 1
-        record = self._all[task.id] = TaskRecord(assigned=task, observed=observed)
-        return self._tasks.put(task.id, record)
+        self._users[record.assigned.spec] += 1
+        self._all[id] = record
+        return self._tasks.put(id, record)
 
     async def observe(self, observed: Iterable[tuple[str, Observed]]) -> None:
         """Save what has become of tasks. The set has it at once, even when writing fails."""
         await self._commit(
-            *(self._put(found.assigned, seen) for task, seen in observed if (found := self._all.get(task)) is not None)
+            *(self._put(found, observed=seen) for task, seen in observed if (found := self._all.get(task)) is not None)
         )
 
     async def forget(self, task: str) -> None:
@@ -199,7 +202,7 @@ class TaskSet:
             await self._commit(self._tasks.delete(task), *(self._spec_table.delete(key) for key in specs))
         except BaseException:
             if task not in self._all:  # otherwise it was assigned again meanwhile
-                self._put(record.assigned, record.observed)
+                self._put(record)
             self._specs = specs | self._specs
             raise
 

@@ -1,5 +1,5 @@
-"""Where a container's output goes, by its log driver: the facts that the drivers ask for (`engine.logs`
-is pure), and the places of its log below ROOT.
+"""Where a container's output goes, by its log driver: the facts that the drivers ask for
+(`engine.logs` is pure), and the places of its log below ROOT.
 
 Not here: reading a log (`logs.py`); writing it (the monitor); delivering it (the shipper).
 """

@@ -29,7 +29,8 @@ def chosen(options: Mapping[str, str], labels: Mapping[str, str], environment: S
     variables = dict(pair.split("=", 1) for pair in environment if "=" in pair)
     found: dict[str, str] = {}
     for values, names, expression in ((labels, "labels", "labels-regex"), (variables, "env", "env-regex")):
-        found.update((name, values[name]) for name in options.get(names, "").split(",") if name in values)
+        if text := options.get(names, ""):
+            found.update((name, values[name]) for name in text.split(",") if name in values)
         if text := options.get(expression, ""):
             compiled = patterns.compiled(text)
             found.update((name, value) for name, value in values.items() if compiled.search(name))

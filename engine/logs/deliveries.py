@@ -98,8 +98,8 @@ class Gelf(msgspec.Struct, frozen=True, tag_field="driver", tag="gelf"):
     """A server of GELF 1.1, "udp" or "tcp".
 
     `compression` and its `level` (1 is the fastest, 9 the smallest, 0 stores, -1 is zlib's choice)
-    are for datagrams; messages over TCP are never compressed. `max_reconnect`: attempts of a lost TCP connection in quick succession,
-    `reconnect_delay` seconds apart.
+    are for datagrams; messages over TCP are never compressed. `max_reconnect`: attempts of a lost
+    TCP connection in quick succession, `reconnect_delay` seconds apart.
     """
 
     scheme: Literal["udp", "tcp"]

@@ -114,12 +114,14 @@ class Options:
         if name not in self._values:
             return default
         try:
-            found = parse_duration(self._values[name]) / 1_000_000_000
+            found = parse_duration(self._values[name])
+            if abs(found) >= 1 << 63:  # Go's longest
+                raise ValueError
         except ValueError as error:
             raise self.invalid(name, "value must be a duration") from error
         if found < 0:
             raise self.invalid(name, "value must be a duration that is non-negative")
-        return found
+        return found / 1_000_000_000
 
     def expression(self, name: str) -> str:
         """A regular expression in RE2's syntax, which is Go's."""

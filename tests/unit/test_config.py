@@ -66,6 +66,10 @@ def test_relative_directories_become_absolute(monkeypatch: pytest.MonkeyPatch, t
         (["--insecure-registry", "a b"], "--insecure-registry 'a b': must be HOST"),
         (["--insecure-registry", "10.0.0.0/33"], "--insecure-registry '10.0.0.0/33'"),
         (["--insecure-registry", "http://x"], "--insecure-registry 'http://x'"),
+        (["--log-opt", "tag"], "--log-opt 'tag': must be KEY=VALUE"),
+        (["--log-opt", "=x"], "--log-opt '': must be KEY=VALUE"),
+        (["--log-opt", "tag=a", "--log-opt", "tag=b"], "--log-opt tag: has another value already"),
+        (["--log-start", "maybe"], "--log-start 'maybe': must be one of strict, lenient"),
     ],
 )
 def test_a_broken_rule_is_refused_by_name(argv: list[str], words: str) -> None:
@@ -95,6 +99,32 @@ def test_registries_that_may_be_insecure() -> None:
     rules = ("r.example", "r.example:5000", "10.0.0.0/8", "10.1.2.3:80", "fd00::1", "[fd00::1]:80", "fd00::/8")
     given = [word for rule in rules for word in ("--insecure-registry", rule)]
     assert config(*given).insecure_registries == rules
+
+
+def test_options_of_logs() -> None:
+    found = config("--log-driver", "syslog", "--log-opt", "tag=a=b", "--log-opt", "env=", "--log-start", "lenient")
+    assert (found.log_driver, found.log_opts, found.log_start) == ("syslog", ("tag=a=b", "env="), "lenient")
+    assert config("--log-opt", "tag=a", "--log-opt", "tag=a").log_opts == ("tag=a", "tag=a")
+    assert (Config().log_driver, Config().log_opts, Config().log_start) == ("json-file", (), "strict")
+    with pytest.raises(ValueError) as caught:
+        config("--log-opt", "splunk-token=secret", "--log-opt", "splunk-token=hidden")
+    assert "secret" not in str(caught.value) and "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("driver", "option", "words"),
+    [
+        ("syslog", "syslog-address=corrupted:42", "syslog-address should be in form proto://address, got corrupted:42"),
+        ("fluentd", "fluentd-address=corrupted:c", "invalid fluentd-address corrupted:c: "),
+        ("papyrus", "x=y", "logger: no log driver named 'papyrus' is registered"),
+    ],
+)
+def test_the_daemon_does_not_start_with_a_log_driver_that_is_none(
+    capsys: pytest.CaptureFixture[str], driver: str, option: str, words: str
+) -> None:
+    """Before anything else is looked at, such as the user or the sockets."""
+    assert program.main(["serve", f"--log-driver={driver}", "--log-opt", option]) == 2
+    assert capsys.readouterr().err.startswith(f"engined: Failed to set log opts: {words}")
 
 
 def test_a_number_of_containers_is_at_least_1(capsys: pytest.CaptureFixture[str]) -> None:

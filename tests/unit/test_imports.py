@@ -59,7 +59,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "logs": {"system", "_fast", *SHARED},
     "monitor": {"logs", "system", "_fast", *SHARED},
     "shipper": {"logs", "system", "_fast", *SHARED},
-    "manager": {"images", "system", *SHARED},  # of images only `reference`
+    # of images only `reference`, of logs only the drivers
+    "manager": {"images", "logs", "system", *SHARED},
     "http": {"errors", "system"},  # of system only `tasks`
     "images": BELOW | SHARED,
     "networks": BELOW | SHARED,
@@ -84,6 +85,7 @@ everything.
 LATE_IMPORTS = {
     ("engine/__main__.py", "engine.daemon"): "--version, stop and check start without uvloop and the engine's parts",
     ("engine/__main__.py", "engine.http.server"): "the same",
+    ("engine/__main__.py", "engine.logs"): "the same",
     ("engine/__main__.py", "engine.check"): "serve does not need it",
     ("engine/__main__.py", "engine.recovery"): "only hosts of managers have the packages of managers",
     ("engine/networks/networks.py", "engine.networks.overlays"): "an engine outside of a swarm does not load them",

@@ -1,5 +1,5 @@
-"""The log drivers by name, and what the daemon asks of them: whether a configuration is valid, which
-driver a container gets, where its output goes and how it is delivered.
+"""The log drivers by name, and what the daemon asks of them: whether a configuration is valid,
+which driver a container gets, where its output goes and how it is delivered.
 
 A driver is a row of `DRIVERS` and a module for its options. `json-file`, `local` and `none` end in
 the monitor; the others are delivered by the shipper. `etwlogs` is Windows only. `gcplogs` is not
@@ -67,7 +67,7 @@ DRIVERS: dict[str, Driver] = {
     json_file.NAME: Driver(json_file.parse, json_file.OPTIONS, tag="", cached=False),
     local.NAME: Driver(local.parse, local.OPTIONS, tag="", cached=False),
     splunk.NAME: Driver(splunk.parse, splunk.OPTIONS),
-    syslog.NAME: Driver(syslog.parse, syslog.OPTIONS, empty_is_unset=True),
+    syslog.NAME: Driver(syslog.parse, syslog.OPTIONS),
 }
 """All but `none`, which discards the output and accepts any options."""
 

@@ -33,7 +33,7 @@ _FORMATS: dict[str, Literal["unix", "rfc3164", "rfc5424", "rfc5424micro"]] = {
 
 def parse(options: Options) -> Syslog:
     found = _address(options)
-    code = _CODES.get(options.text("syslog-facility", "daemon"))
+    code = _CODES.get(options.text("syslog-facility") or "daemon")
     if code is None:
         code = options.integer("syslog-facility", 0, 0, 23, "invalid syslog facility")
     form = options.text("syslog-format")
@@ -51,9 +51,9 @@ def parse(options: Options) -> Syslog:
 
 
 def _address(options: Options) -> Address:
-    name = "syslog-address" if "syslog-address" in options else "address"
+    name = "syslog-address" if options.text("syslog-address") else "address"
     text = options.text(name)
-    if options.text("address", text) != text:
+    if options.text("address") not in ("", text):
         raise options.invalid("address", "conflicting options: syslog-address has another value")
     if not text:
         return Address("", port=_PORT)
@@ -71,5 +71,5 @@ def _tls(options: Options) -> Tls:
         ca=options.text("syslog-tls-ca-cert"),
         cert=options.text("syslog-tls-cert"),
         key=options.text("syslog-tls-key"),
-        skip_verify="syslog-tls-skip-verify" in options,
+        skip_verify="syslog-tls-skip-verify" in options,  # whatever its value is, as in Docker
     )

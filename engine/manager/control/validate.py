@@ -18,12 +18,13 @@ import msgspec
 
 from engine.errors import InvalidParameter, Unimplemented
 from engine.images import reference
+from engine.logs import drivers
 from engine.manager.clock import SECOND
 from engine.manager.constraints import parse_all, spread_key
 from engine.manager.states import Availability
 from engine.network_rules import check_hostname
 from engine.templates import Value, expand
-from engine.wire.containers import Healthcheck, Mount, Ulimit, VolumeOptions
+from engine.wire.containers import Healthcheck, LogConfig, Mount, Ulimit, VolumeOptions
 from engine.wire.nodes import GenericResource, Resources
 from engine.wire.secrets import ConfigSpec, SecretSpec
 from engine.wire.services import (
@@ -34,7 +35,15 @@ from engine.wire.services import (
     ServiceSpec,
     UpdateConfig,
 )
-from engine.wire.swarm import CAConfig, DispatcherConfig, InitRequest, OrchestrationConfig, RaftConfig, SwarmSpec
+from engine.wire.swarm import (
+    CAConfig,
+    DispatcherConfig,
+    Driver,
+    InitRequest,
+    OrchestrationConfig,
+    RaftConfig,
+    SwarmSpec,
+)
 from engine.wire.tasks import (
     ConfigReference,
     ContainerSpec,
@@ -657,9 +666,7 @@ def swarm_spec(spec: SwarmSpec, current: SwarmSpec | None = None) -> SwarmSpec:
     _range("CAConfig.ForceRotate", spec.ca_config.force_rotate, high=(1 << 64) - 1)
     _range("Dispatcher.HeartbeatPeriod", spec.dispatcher.heartbeat_period)
     period = spec.dispatcher.heartbeat_period or old.dispatcher.heartbeat_period
-    driver = spec.task_defaults.log_driver
-    if driver is not None and not driver.name and driver.options:
-        raise refuse("TaskDefaults.LogDriver.Name", "", "options need the name of a driver")
+    _log_driver("TaskDefaults.LogDriver", spec.task_defaults.log_driver)
     return msgspec.structs.replace(
         spec,
         name="default",
@@ -668,6 +675,19 @@ def swarm_spec(spec: SwarmSpec, current: SwarmSpec | None = None) -> SwarmSpec:
         dispatcher=DispatcherConfig(heartbeat_period=period),
         ca_config=msgspec.structs.replace(spec.ca_config, node_cert_expiry=expiry),
     )
+
+
+def _log_driver(field: str, driver: Driver | None) -> None:
+    """Options are checked for the drivers of this engine. Nodes may have others."""
+    if driver is None:
+        return
+    if not driver.name and driver.options:
+        raise refuse(f"{field}.Name", "", "options need the name of a driver")
+    if driver.name in drivers.DRIVERS:
+        try:
+            drivers.validate(LogConfig(type=driver.name, config=driver.options or {}))
+        except InvalidParameter as error:
+            raise InvalidParameter(f"{field}: {error.message}") from error
 
 
 def availability(word: str) -> Availability:

@@ -77,7 +77,7 @@ async def test_put_change_and_forget(records: Memory) -> None:
         )
     )
     assert (applied.put, applied.gone) == (("a", "b"), ())
-    assert tasks.spec(task("a")) == SpecRecord(spec=spec(), auth="secret", log_driver=Driver("none", {"a": "b"}))
+    assert tasks.spec(task("a")) == SpecRecord(spec=spec(), auth="secret")
     assert "secret" not in repr(tasks.spec(task("a")))
     assert (await tasks.apply(Assignments(put=(task("a"),)))).put == ()
     assert (await tasks.apply(Assignments(put=(task("a", desired=640),)))).put == ("a",)
@@ -90,6 +90,17 @@ async def test_put_change_and_forget(records: Memory) -> None:
     assert same(loaded(records), tasks)
     await tasks.clear()
     assert not records.found and not len(tasks)
+
+
+async def test_a_task_keeps_the_default_log_driver_that_it_came_with(records: Memory) -> None:
+    first, second = {"Name": "none", "Options": {"a": "b"}}, {"Name": "syslog"}
+    tasks = loaded(records)
+    await tasks.apply(Assignments(put=(task("a"),), specs={"s/1": spec()}, log_driver=first))
+    await tasks.apply(Assignments(put=(task("a", desired=640), task("b")), log_driver=second))
+    await tasks.observe([("a", Observed(state=TaskState.RUNNING)), ("b", Observed(state=TaskState.RUNNING))])
+    await tasks.apply(Assignments(whole=True, put=(task("a"), task("b"), task("c")), specs={"s/1": spec()}))
+    found = {record.assigned.id: record.log_driver for record in loaded(records)}
+    assert found == {"a": Driver("none", {"a": "b"}), "b": Driver("syslog"), "c": None}
 
 
 async def test_a_whole_set(records: Memory) -> None:

@@ -75,6 +75,11 @@ async def test_update(swarm: Swarm) -> None:
         ({"Raft": {"KeepOldSnapshots": -5}}, "KeepOldSnapshots"),
         ({"Raft": {"LogEntriesForSlowFollowers": 1 << 40}}, "LogEntriesForSlowFollowers"),
         ({"TaskDefaults": {"LogDriver": {"Options": {"a": "b"}}}}, "LogDriver"),
+        (
+            {"TaskDefaults": {"LogDriver": {"Name": "syslog", "Options": {"a": "b"}}}},
+            r"TaskDefaults\.LogDriver: unknown log opt 'a' for syslog log driver",
+        ),
+        ({"TaskDefaults": {"LogDriver": {"Name": "awslogs"}}}, r"TaskDefaults\.LogDriver: .*'awslogs-group'"),
         ({"Labels": {"": "b"}}, "Labels"),
         ({"Labels": []}, "Labels"),
     ],
@@ -85,6 +90,19 @@ async def test_bad_settings(swarm: Swarm, body: dict[str, Any], words: str) -> N
     with pytest.raises(InvalidParameter, match=words):
         await swarm.swarm_update(body=body, version=index)
     assert (await swarm.swarm_inspect())["Version"]["Index"] == index
+
+
+async def test_a_default_log_driver(swarm: Swarm) -> None:
+    """That of another engine, or a plugin, may exist on other nodes."""
+    await swarm.found()
+    for driver in (
+        {"Name": "syslog", "Options": {"syslog-address": "udp://192.0.2.1:514"}},
+        {"Name": "papyrus", "Options": {"a": "b"}},
+        {"Name": "none"},
+    ):
+        found = await swarm.swarm_inspect()
+        await swarm.swarm_update(body={"TaskDefaults": {"LogDriver": driver}}, version=found["Version"]["Index"])
+        assert (await swarm.swarm_inspect())["Spec"]["TaskDefaults"]["LogDriver"] == driver
 
 
 INIT = [
