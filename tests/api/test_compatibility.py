@@ -146,7 +146,9 @@ def test_info_shows_the_configuration() -> None:
         assert registries["IndexConfigs"]["r.example:5000"]["Secure"] is False
         assert registries["Mirrors"] == ["https://mirror.example/"]
         assert info["Plugins"]["Network"] == ["bridge", "host", "ipvlan", "macvlan", "null", "overlay"]
-        assert info["Plugins"]["Log"] == ["json-file", "none"]
+        everywhere = ["awslogs", "fluentd", "gelf", "json-file", "local", "none", "splunk", "syslog"]
+        assert [name for name in info["Plugins"]["Log"] if name != "journald"] == everywhere
+        assert info["LoggingDriver"] == "json-file"
 
 
 @pytest.mark.own

@@ -117,6 +117,31 @@ def test_no_log_to_read(engine: TempEngine) -> None:
     assert "does not support reading" in (answer.message if answer.status == 500 else answer.body.decode())
 
 
+@pytest.mark.own
+def test_the_daemon_s_log_driver() -> None:
+    """It is for containers that name none, or the same; others inherit nothing."""
+    options = ("--log-driver", "local", "--log-opt", "max-size=1m", "--log-opt", "tag={{.Name}}")
+    with TempEngine(*options) as engine:
+        engine.load_busybox()
+        assert engine.request("GET", "/v1.24/info").json()["LoggingDriver"] == "local"
+        merged = {"max-size": "1m", "tag": "{{.Name}}"}
+        for given, expected in (
+            ({}, {"Type": "local", "Config": merged}),
+            (
+                {"Type": "local", "Config": {"max-size": "2m"}},
+                {"Type": "local", "Config": {**merged, "max-size": "2m"}},
+            ),
+            ({"Type": "json-file"}, {"Type": "json-file", "Config": {}}),
+            ({"Type": "none"}, {"Type": "none", "Config": {}}),
+        ):
+            identifier = engine.create("echo", "said", host={"LogConfig": given})
+            assert engine.inspect(identifier)["HostConfig"]["LogConfig"] == expected
+        identifier = engine.started("echo", "said", name="web")
+        engine.wait(identifier)
+        assert engine.logs(identifier, "stdout=1&details=1") == b"tag=web said\n"
+        assert engine.inspect(identifier)["LogPath"] == ""
+
+
 def test_attach_with_logs_alone(engine: TempEngine, ten: str) -> None:
     stream, early = hijack(engine.socket, f"/v1.24/containers/{ten}/attach?logs=1&stdout=1&stderr=1")
     assert b"".join(text for _, text in frames(read_to_end(stream, early))) == engine.logs(ten)

@@ -269,8 +269,7 @@ def _task_spec(spec: TaskSpec, networks: list[NetworkAttachmentConfig], values: 
     _resources(spec.resources)
     _placement(spec.placement)
     _range("TaskTemplate.ForceUpdate", spec.force_update, high=(1 << 64) - 1)
-    if spec.log_driver is not None and not spec.log_driver.name and spec.log_driver.options:
-        raise refuse("TaskTemplate.LogDriver.Name", "", "options need the name of a driver")
+    _log_driver("TaskTemplate.LogDriver", spec.log_driver)
     return msgspec.structs.replace(
         spec,
         container_spec=_container_spec(spec.container_spec, values),
