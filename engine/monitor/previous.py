@@ -37,7 +37,7 @@ def encode(message: object) -> bytes:
     if log is not None:
         if log[0] != _TAG:
             raise ValueError(f"a monitor of protocol {PREVIOUS} has no log driver {log[0]!r}")
-        document["log"] = log[1:]
+        document["log"] = log[1:5]  # rotated files are not compressed
     return msgspec.msgpack.encode(document)
 
 
