@@ -224,7 +224,7 @@ CREDENTIALS_HOST = "http://169.254.170.2"
 """Where `credentials_endpoint` is a path: the credentials of a task role."""
 
 Remote: TypeAlias = Syslog | Journald | Gelf | Fluentd | Splunk | Awslogs
-"""A remote target. Tagged with `driver`. Each has `destination`, the key of what feeds can share a
+"""A remote target, tagged with `driver`. Each has `destination`, the key of feeds that can share a
 connection, and `address`, for messages."""
 
 
