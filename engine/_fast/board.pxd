@@ -6,7 +6,9 @@ cdef enum:
 
 
 cdef struct Acked:
-    # a position up to which everything is acknowledged; `check` is the sum of the others
+    # A position up to which everything is acknowledged; the newest one has the largest `turn`.
+    # `check` is the sum of the others.
+    uint64_t turn
     uint64_t inode
     int64_t offset
     int64_t bytes
@@ -21,14 +23,14 @@ cdef struct Slot:
     char id[ID]
     uint64_t salt                       # of the sums in `acks`: differs for each opening
     Acked begun                         # the position when the slot was opened
-    char _cold[56]
+    char _cold[48]
     # Hot, written by the monitor with each flush. Lines of the processor's cache of their own.
     int64_t written
     int64_t lines
     char _hot[48]
     # Written by the shipper, in turns. A torn copy has the wrong sum; the other one is whole then.
     Acked acks[2]
-    char _acks[48]
+    char _acks[32]
 
 
 cdef struct Head:

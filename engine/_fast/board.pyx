@@ -1,4 +1,4 @@
-# cython: language_level=3
+# cython: language_level=3, cdivision=True
 """Shared memory of the monitor and the shipper: how far each container's spool is written, and how
 far the shipper has delivered it.
 
@@ -71,18 +71,20 @@ cdef enum:
     SLOTS_AT = 12288                    # BITS_AT and a bit for each slot
     STEP = 256                          # slots that are given memory at a time
     TRIES = 4096                        # looks at a slot that the monitor is changing
+    LOOKS = 16                          # looks at positions that the shipper is storing
 
 cdef uint64_t MAGIC = 0x0031647262676E65        # "engbrd1"
 cdef size_t AREA = SLOTS_AT + SLOTS * sizeof(Slot)
 
 
 cdef inline uint64_t mixed(uint64_t sum, uint64_t word) noexcept nogil:
-    sum = (sum ^ word) * <uint64_t>0x9E3779B97F4A7C15
+    # zeros change it, too
+    sum = (sum ^ word) * <uint64_t>0x9E3779B97F4A7C15 + <uint64_t>0xC2B2AE3D27D4EB4F
     return sum ^ sum >> 32
 
 
 cdef inline uint64_t sum_of(uint64_t salt, const Acked *acked) noexcept nogil:
-    cdef uint64_t sum = mixed(salt, acked.inode)
+    cdef uint64_t sum = mixed(mixed(salt, acked.turn), acked.inode)
     sum = mixed(sum, acked.offset)
     sum = mixed(sum, acked.bytes)
     return mixed(sum, acked.lines)
@@ -90,6 +92,7 @@ cdef inline uint64_t sum_of(uint64_t salt, const Acked *acked) noexcept nogil:
 
 cdef inline bint load_acked(const Acked *at, uint64_t salt, Acked *into) noexcept nogil:
     """Returns 1 if it is a whole position of this opening."""
+    into.turn = relaxed(&at.turn)
     into.inode = relaxed(&at.inode)
     into.offset = <int64_t>relaxed(&at.offset)
     into.bytes = <int64_t>relaxed(&at.bytes)
@@ -271,6 +274,7 @@ cdef class Board:
         memcpy(slot.id, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text))
         slot.open = 1
         slot.salt = self.salts
+        slot.begun.turn = 0
         slot.begun.inode, slot.begun.offset, slot.begun.bytes, slot.begun.lines = acked
         slot.begun.check = sum_of(slot.salt, &slot.begun)
         put(&slot.written, written)
@@ -321,13 +325,17 @@ cdef class Board:
         """The newest position of the slot's opening. Returns 0 if there is none, since the opening
         was interrupted."""
         cdef Acked each
-        cdef int index
+        cdef int index, turn
         if not load_acked(&slot.begun, slot.salt, found):
             memset(found, 0, sizeof(Acked))
             return False
-        for index in range(2):
-            if load_acked(&slot.acks[index], slot.salt, &each) and each.bytes >= found.bytes:
-                found[0] = each
+        # Again, because the shipper may store both copies while they are read.
+        for turn in range(LOOKS):
+            for index in range(2):
+                if load_acked(&slot.acks[index], slot.salt, &each) and each.turn > found.turn:
+                    found[0] = each
+            if found.turn:
+                break
         return True
 
     cdef void mark(self, int slot) noexcept nogil:
@@ -401,7 +409,10 @@ cdef class Board:
 
     def ack(self, int slot, str id not None, uint64_t inode, int64_t offset, int64_t bytes, int64_t lines) -> bool:
         """Everything up to that position of the container's spool is delivered. Returns False, and
-        stores nothing, if the slot is another container's."""
+        stores nothing, if the slot is another container's.
+
+        The newest call counts, also one that goes back: an operator may truncate a spool.
+        """
         cdef Slot copy
         cdef Acked acked, first, second
         cdef Acked *into
@@ -411,14 +422,17 @@ cdef class Board:
             return False
         if memcmp(copy.id, PyBytes_AS_STRING(text), PyBytes_GET_SIZE(text) + 1) != 0:
             return False
-        acked.inode, acked.offset, acked.bytes, acked.lines = inode, offset, bytes, lines
-        acked.check = sum_of(copy.salt, &acked)
         # into the copy that is not valid, or the older one
         into = &self.slots[slot].acks[0]
-        if load_acked(&copy.acks[0], copy.salt, &first) and (
-            not load_acked(&copy.acks[1], copy.salt, &second) or second.bytes < first.bytes
-        ):
+        acked.turn = 1
+        if load_acked(&copy.acks[1], copy.salt, &second):
+            acked.turn = second.turn + 1
+        if load_acked(&copy.acks[0], copy.salt, &first) and first.turn >= acked.turn - 1:
+            acked.turn = first.turn + 1
             into = &self.slots[slot].acks[1]
+        acked.inode, acked.offset, acked.bytes, acked.lines = inode, offset, bytes, lines
+        acked.check = sum_of(copy.salt, &acked)
+        put(&into.turn, acked.turn)
         put(&into.inode, acked.inode)
         put(&into.offset, acked.offset)
         put(&into.bytes, acked.bytes)

@@ -35,6 +35,7 @@ cdef char *put_entry(
     const char *second, int nanoseconds,
 ) noexcept nogil
 cdef void put_second(char *into, int64_t second) noexcept nogil
+cdef int64_t read_time(const char *text, size_t size) noexcept nogil
 cdef void put_time(char *into, int64_t at_ns) noexcept nogil
 cdef bint parse_any(const char *at, const char *end, Entry *entry) noexcept nogil
 cdef bint parse_own(const char *at, size_t size, Entry *entry) noexcept nogil

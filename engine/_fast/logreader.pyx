@@ -1,6 +1,9 @@
 # cython: language_level=3
 """The daemon's side of a json-file log: reads it while the monitor writes and rotates it.
 
+Rotated files may be compressed (`packed.pyx`). They are decompressed while they are read, piece by
+piece. A position in one is a position in its original.
+
 Not here: the text form of an entry (`jsonentry.pyx`), waiting for more (`containers/logs.py`).
 
 Owns:    the descriptors of the files that it holds open.
@@ -20,9 +23,11 @@ from posix.unistd cimport close, pread
 
 from engine._fast.frames cimport HEADER_SIZE, put_header
 from engine._fast.jsonentry cimport (
-    ENTRY_MAX, SLICE, TIME_SIZE, Entry, last_newline, parse_any, parse_own, probe, put_time, scan_back, unescape,
+    ENTRY_MAX, SLICE, TIME_SIZE, Entry, last_newline, parse_any, parse_line, parse_own, probe, put_time, scan_back,
+    unescape,
 )
 from engine._fast.linux cimport O_NOFOLLOW, O_NONBLOCK
+from engine._fast.packed cimport Label, Unpacker, read_label
 
 import json
 import os
@@ -51,6 +56,44 @@ def _url_text(bytes attrs) -> bytes:
         return ",".join(f"{quote_plus(key)}={quote_plus(pairs[key])}" for key in sorted(pairs)).encode() + b" "
     except (ValueError, TypeError, RecursionError):
         return b" "
+
+
+cdef class Piece:
+    """An open file of the log. It is closed with the object."""
+
+    cdef int fd
+    cdef uint64_t inode                     # of the original, if it is packed
+    cdef bint packed
+    cdef Label label                        # of a packed one
+
+    def __cinit__(self):
+        self.fd = -1
+
+    def __dealloc__(self):
+        if self.fd >= 0:
+            close(self.fd)
+
+
+cdef Piece open_piece(bytes name, bint packed):
+    """None if there is no such file."""
+    cdef Piece piece = Piece.__new__(Piece)
+    cdef struct_stat status
+    piece.fd = open(<const char *>name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)
+    if piece.fd < 0:
+        if errno != ENOENT:
+            PyErr_SetFromErrnoWithFilenameObject(OSError, name)
+        return None
+    if fstat(piece.fd, &status) < 0:
+        PyErr_SetFromErrnoWithFilenameObject(OSError, name)
+    if not S_ISREG(status.st_mode):
+        raise OSError(EINVAL, "not a regular file", os.fsdecode(name))
+    piece.inode = status.st_ino
+    piece.packed = packed
+    if packed:
+        if read_label(piece.fd, &piece.label) < 0:
+            PyErr_SetFromErrnoWithFilenameObject(OSError, name)
+        piece.inode = piece.label.inode
+    return piece
 
 
 cdef class LogReader:
@@ -86,12 +129,13 @@ cdef class LogReader:
     cdef bint to_position
     cdef uint64_t until_inode
     cdef int64_t until_offset
-    cdef int fd                             # the file being read, -1 when there is none
+    cdef Piece here                         # the file being read; None when there is none
+    cdef int fd                             # its descriptor, or -1
     cdef uint64_t inode
     cdef int64_t offset                     # of buffer[start] in it
     cdef bint sealed                        # the file is known to be rotated, so its size is final
-    # (descriptor, inode) of the files after it, oldest first
-    cdef list newer
+    cdef Unpacker unpacker                  # of the file being read; None if it is not packed
+    cdef list newer                         # `Piece` of the files after it, oldest first
     cdef char *buffer
     cdef size_t room
     cdef size_t start                       # unread: buffer[start:end]
@@ -109,8 +153,7 @@ cdef class LogReader:
         `LogWriter.position`; entries after it are not read. `until_now`: entries written from now
         on are not read.
         """
-        cdef struct_stat status
-        cdef int64_t whole_size
+        cdef Piece piece
         self.fd = -1
         self.newer = []
         self.path = path
@@ -127,24 +170,16 @@ cdef class LogReader:
         if until_ns > 0:
             self.to_time = True
             put_time(self.until, until_ns)
-        self.newer = self.collect(0)
+        self.newer = self.collect(None)
         if until_now and until_position is None and self.newer:
-            fd, inode = self.newer[len(self.newer) - 1]
-            if fstat(fd, &status) < 0:
-                PyErr_SetFromErrnoWithFilenameObject(OSError, path)
-            whole_size = last_newline(fd, status.st_size)       # a line may be half written
-            if whole_size < 0:
-                PyErr_SetFromErrnoWithFilenameObject(OSError, path)
-            until_position = (inode, whole_size)
+            piece = self.newer[len(self.newer) - 1]
+            until_position = (piece.inode, self.high(piece))        # a line may be half written
         if until_position is not None:
             self.to_position = True
             self.until_inode, self.until_offset = until_position
-            inodes = [inode for _, inode in self.newer]
+            inodes = [(<Piece>each).inode for each in self.newer]
             if self.until_inode in inodes:
-                index = inodes.index(self.until_inode) + 1
-                for fd, _ in self.newer[index:]:
-                    os.close(fd)
-                del self.newer[index:]
+                del self.newer[inodes.index(self.until_inode) + 1 :]
             else:                                       # rotated away: all existing files are newer
                 self.close()
         if self.newer:
@@ -154,14 +189,9 @@ cdef class LogReader:
 
     def __dealloc__(self):
         free(self.buffer)
-        if self.fd >= 0:
-            close(self.fd)
-        for fd, _ in self.newer:
-            close(fd)
 
-    cdef list collect(self, uint64_t known):
-        """Open the files newer than inode `known`, oldest first. `known` is held open, so its
-        number cannot be reused.
+    cdef list collect(self, Piece known):
+        """Open the files newer than `known`, oldest first; all files without it.
 
         Files are opened from newest to oldest, against the direction in which they are renamed. So
         a file that is renamed meanwhile is found twice rather than missed. If a new file appears
@@ -176,50 +206,55 @@ cdef class LogReader:
                 break
         return found
 
-    cdef list walk(self, uint64_t known, bint last):
+    cdef list walk(self, Piece known, bint last):
         """As `collect`. Returns None when the files were renamed meanwhile, or, in the `last`
         attempt, the files found so far."""
         cdef list found = []
-        cdef int number = 0, missing = 0, fd
+        cdef int number = 0, missing = 0
         cdef uint64_t live = 0
-        cdef struct_stat status
-        try:
-            while missing < 2:  # one number may be missing during a rotation
-                name = self.path if number == 0 else b"%s.%d" % (self.path, number)
-                number += 1
-                fd = open(<const char *><bytes>name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)
-                if fd < 0:
-                    if errno != ENOENT:
-                        PyErr_SetFromErrnoWithFilenameObject(OSError, name)
-                    missing += 1
-                    continue
-                missing = 0
-                found.append((fd, 0))
-                if fstat(fd, &status) < 0:
-                    PyErr_SetFromErrnoWithFilenameObject(OSError, name)
-                if not S_ISREG(status.st_mode):
-                    raise OSError(EINVAL, "not a regular file", os.fsdecode(name))
-                found[len(found) - 1] = (fd, status.st_ino)
-                if number == 1:
-                    live = status.st_ino
-                elif self.live_inode() != live:
-                    close(found.pop()[0])
-                    if last:
-                        break
-                    while found:
-                        close(found.pop()[0])
-                    return None
-                if known and status.st_ino == known:
-                    close(found.pop()[0])
+        cdef Piece piece
+        while missing < 2:  # one number may be missing during a rotation
+            name = self.path if number == 0 else b"%s.%d" % (self.path, number)
+            piece = open_piece(name, False)
+            if piece is None and number:
+                piece = open_piece(name + b".gz", True)     # packing makes it before it removes the other
+            number += 1
+            if piece is None:
+                missing += 1
+                continue
+            missing = 0
+            if number == 1:
+                live = piece.inode
+            elif self.live_inode() != live:
+                if last:
                     break
-                if any(inode == status.st_ino for _, inode in found[:len(found) - 1]):
-                    close(found.pop()[0])
-        except BaseException:
-            for opened, _ in found:
-                os.close(opened)
-            raise
+                return None
+            if known is not None and self.same(piece, known):
+                break
+            if not any(self.same(piece, each) for each in found):
+                found.append(piece)
         found.reverse()
         return found
+
+    cdef bint same(self, Piece one, Piece other) except -1:
+        """True if two pieces have the same original.
+
+        The inode number of a packed file's original may be used again. Two plain files are both
+        open, so theirs differ. Otherwise the time of the first entry decides: no two entries of a
+        log have the same.
+        """
+        cdef char first[TIME_SIZE]
+        cdef char second[TIME_SIZE]
+        if one.inode != other.inode:
+            return False
+        if one.packed and other.packed:
+            return memcmp(&one.label, &other.label, sizeof(Label)) == 0
+        if one.packed or other.packed:
+            return (
+                self.first_time(one, first) > 0 and self.first_time(other, second) > 0
+                and memcmp(first, second, TIME_SIZE) == 0
+            )
+        return True
 
     cdef uint64_t live_inode(self) noexcept:
         """Inode at PATH; 0 when there is no file."""
@@ -228,27 +263,30 @@ cdef class LogReader:
 
     cdef int enter(self) except -1:
         """Continue with the next newer file of `newer`."""
-        if self.fd >= 0:
-            close(self.fd)
-        self.fd, self.inode = self.newer.pop(0)
+        self.unpacker = None
+        self.here = self.newer.pop(0)
+        self.fd, self.inode = self.here.fd, self.here.inode
+        if self.here.packed:
+            self.unpacker = Unpacker(self.fd)
         self.offset = 0
         self.start = self.end = 0
         self.skipping = False
-        self.sealed = len(self.newer) > 0  # opened under a rotated name, hence after its last write
+        # opened under a rotated name, hence after its last write
+        self.sealed = self.here.packed or len(self.newer) > 0
         return 0
 
     cdef int keep_up(self) except -1:
         """Open the files newer than the newest known one, before rotation removes them."""
         cdef struct_stat status
         cdef int64_t held = 0
-        cdef uint64_t newest = self.newer[len(self.newer) - 1][1] if self.newer else self.inode
+        cdef uint64_t newest = self.newest()
         if self.to_position or stat(self.path, &status) < 0 or status.st_ino == newest or len(self.newer) >= HELD_FILES:
             return 0
-        for fd, _ in self.newer:
-            if fstat(fd, &status) == 0:
+        for each in self.newer:
+            if fstat((<Piece>each).fd, &status) == 0:
                 held += status.st_size
         if held < HELD_BYTES:
-            self.newer += self.collect(newest)
+            self.newer += self.collect(self.newer[len(self.newer) - 1] if self.newer else self.here)
         return 0
 
     cdef int leave(self) except -1:
@@ -258,18 +296,19 @@ cdef class LogReader:
         cdef struct_stat status
         cdef struct_stat live
         if self.fd < 0:
-            self.newer = self.collect(0)
+            self.newer = self.collect(None)
             if self.newer:
                 self.enter()
                 return 1
             return 0
         if self.to_position and self.inode == self.until_inode:
             return 0
-        if fstat(self.fd, &status) < 0:
-            PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
-        if status.st_size < self.offset:                # truncated by an operator
-            self.offset = 0
-            return 1
+        if self.unpacker is None:
+            if fstat(self.fd, &status) < 0:
+                PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
+            if status.st_size < self.offset:            # truncated by an operator
+                self.offset = 0
+                return 1
         if not self.sealed:
             if stat(self.path, &live) < 0:
                 if errno != ENOENT:
@@ -280,42 +319,46 @@ cdef class LogReader:
             self.sealed = True  # first read what was written between the last read and the rotation
             return 1
         if not self.newer:
-            self.newer = self.collect(self.inode)
+            self.newer = self.collect(self.here)
             if not self.newer:
                 return 0
         self.enter()
         return 1
 
-    cdef int64_t high(self, int fd, uint64_t inode) except -1:
+    cdef int64_t high(self, Piece piece) except -1:
         """Limit up to which the file may be read now: after its last whole line, and not beyond
         `until_position`."""
         cdef struct_stat status
         cdef int64_t size
-        if fstat(fd, &status) < 0:
+        if fstat(piece.fd, &status) < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
-        size = status.st_size
-        if self.to_position and inode == self.until_inode:
+        size = piece.label.size if piece.packed else status.st_size
+        if self.to_position and piece.inode == self.until_inode:
             size = min(size, self.until_offset)
-        size = last_newline(fd, size)
+        if piece.packed:
+            return size
+        size = last_newline(piece.fd, size)
         if size < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
         return size
 
     cdef int seek_since(self) except -1:
         """Go to just before the first entry that is not older than `since`, by bisection over time:
-        entries are in order."""
+        entries are in order. A packed file is read from its beginning."""
         cdef int64_t low = 0, middle, found = 0, high
         cdef int answer
         cdef char time[TIME_SIZE]
+        cdef Piece piece
         while self.newer:
-            fd, inode = self.newer[0]
-            answer = probe(fd, 0, self.high(fd, inode), &found, time)
-            if answer < 0:
-                PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
-            if answer == 0 or memcmp(time, self.since, TIME_SIZE) > 0:
-                break
+            if not self.is_older():
+                piece = self.newer[0]
+                answer = self.first_time(piece, time)
+                if answer == 0 or memcmp(time, self.since, TIME_SIZE) > 0:
+                    break
             self.enter()
-        high = self.high(self.fd, self.inode)
+        if self.unpacker is not None:
+            return 0
+        high = self.high(self.here)
         while high - low > BLOCK:
             middle = low + (high - low) // 2
             with nogil:
@@ -329,17 +372,85 @@ cdef class LogReader:
         self.offset = low
         return 0
 
+    cdef bint is_older(self) noexcept:
+        """True if the label of the file being read says that its entries are older than
+        `since`."""
+        cdef char time[TIME_SIZE]
+        if self.here is None or self.here.label.last <= 0:
+            return False
+        put_time(time, self.here.label.last)
+        return memcmp(time, self.since, TIME_SIZE) < 0
+
+    cdef int first_time(self, Piece piece, char *time) except -1:
+        """The time of a file's first entry. Returns 0 if it has none."""
+        cdef int64_t found = 0
+        cdef int answer
+        if piece.packed:
+            if piece.label.first > 0:
+                put_time(time, piece.label.first)
+                return 1
+            return 0 if piece.label.entries == 0 else self.unpack_entries(piece, 1, &found, time) > 0
+        answer = probe(piece.fd, 0, self.high(piece), &found, time)
+        if answer < 0:
+            PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
+        return answer
+
+    cdef ssize_t unpack_entries(self, Piece piece, ssize_t most, int64_t *after, char *time) except -1:
+        """Read the first `most` entries of a packed file. Returns how many there are; `after` is
+        the offset after the last of them, `time` is its time."""
+        cdef Unpacker unpacker = Unpacker(piece.fd)
+        cdef size_t room = ENTRY_MAX + BLOCK, used = 0
+        cdef ssize_t got, count = 0
+        cdef int64_t high = self.high(piece), at = 0
+        cdef char *block = <char *>malloc(room + 32)
+        cdef const char *line
+        cdef const char *newline
+        cdef bint skipping = False
+        cdef Entry entry
+        after[0] = 0
+        if block == NULL:
+            raise MemoryError
+        try:
+            while count < most:
+                got = unpacker.read(block + used, BLOCK)
+                if got == 0:
+                    break
+                used += got
+                line = block
+                with nogil:
+                    while count < most:
+                        newline = <const char *>memchr(line, c'\n', block + used - line)
+                        if newline == NULL or at + (newline + 1 - block) > high:
+                            break
+                        if not skipping and parse_line(line, newline - line, &entry):
+                            count += 1
+                            after[0] = at + (newline + 1 - block)
+                            memcpy(time, entry.time, TIME_SIZE)
+                        skipping = False
+                        line = newline + 1
+                    at += line - block
+                    used -= line - block
+                    memmove(block, line, used)
+                    if used >= ENTRY_MAX:
+                        skipping = True
+                        at += used
+                        used = 0
+        finally:
+            free(block)
+        return count
+
     def seek_tail(self, ssize_t lines) -> None:
         """Continue with the last `lines` entries of both streams together, as Docker counts. Call
         before the first `read`.
 
         Reads backwards no further than needed. Partial entries count; lines that are not entries do
-        not.
+        not. Of packed files only the one where the tail begins is decompressed, if the others have
+        labels.
         """
         cdef ssize_t left = lines
         cdef int64_t found, low, high
-        cdef int fd, index
-        cdef uint64_t inode
+        cdef int index
+        cdef Piece piece
         cdef char time[TIME_SIZE]
         if lines < 0:
             raise ValueError("the tail of a log has 0 lines or more")
@@ -348,16 +459,16 @@ cdef class LogReader:
         index = len(self.newer)
         # index 0 is the file being read, the others are newer[index - 1]
         while True:
-            if index:
-                fd, inode = self.newer[index - 1]
-                low = 0
+            piece = self.newer[index - 1] if index else self.here
+            if piece.packed:
+                found = self.tail_packed(piece, &left)
             else:
-                fd, inode, low = self.fd, self.inode, self.offset
-            high = max(low, self.high(fd, inode))
-            with nogil:
-                found = scan_back(fd, low, high, &left, time)
-            if found < 0:
-                PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
+                low = 0 if index else self.offset
+                high = max(low, self.high(piece))
+                with nogil:
+                    found = scan_back(piece.fd, low, high, &left, time)
+                if found < 0:
+                    PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
             if left == 0 or index == 0:
                 break
             index -= 1
@@ -365,6 +476,23 @@ cdef class LogReader:
             self.enter()
         self.offset = found
         self.start = self.end = 0
+
+    cdef int64_t tail_packed(self, Piece piece, ssize_t *wanted) except -1:
+        """As `scan_back`, for a packed file."""
+        cdef int64_t after = 0
+        cdef ssize_t count
+        cdef char time[TIME_SIZE]
+        if wanted[0] == 0:
+            return piece.label.size
+        count = piece.label.entries
+        if count < 0 or (self.to_position and piece.inode == self.until_inode):
+            count = self.unpack_entries(piece, 1 << 62, &after, time)
+        if count <= wanted[0]:
+            wanted[0] -= count
+            return 0
+        self.unpack_entries(piece, count - wanted[0], &after, time)
+        wanted[0] = 0
+        return after
 
     def read(self, size_t max_bytes) -> bytes:
         """The next bytes, at most `max_bytes` (more only for one entry that is larger).
@@ -469,7 +597,11 @@ cdef class LogReader:
                     self.room *= 2
                 if self.closing or self.budget <= 0:
                     break
-                got = pread(self.fd, self.buffer + self.end, self.room - self.end, self.offset + <int64_t>self.end)
+                if self.unpacker is not None:
+                    with gil:
+                        got = self.unpack(self.offset + <int64_t>self.end)
+                else:
+                    got = pread(self.fd, self.buffer + self.end, self.room - self.end, self.offset + <int64_t>self.end)
                 if got < 0:
                     if errno == EINTR:
                         continue
@@ -530,6 +662,12 @@ cdef class LogReader:
             self.offset += size + 1
         return out - into
 
+    cdef ssize_t unpack(self, int64_t offset) except -1:
+        """Read a packed file at that offset of its original into the rest of the buffer."""
+        if self.unpacker.go_to(offset) != offset:
+            return 0
+        return self.unpacker.read(self.buffer + self.end, self.room - self.end)
+
     cdef ssize_t put_attrs(self, char *into, Entry *entry) except -1 with gil:
         cdef bytes text = _url_text(entry.attrs[:entry.attrs_size])
         memcpy(into, PyBytes_AS_STRING(text), len(text))
@@ -539,11 +677,11 @@ cdef class LogReader:
         """(inode, offset) of the next byte that `read` reads; (0, 0) if there is no log yet."""
         return self.inode, self.offset
 
-    def newest(self) -> int:
+    cpdef uint64_t newest(self):
         """Inode of the newest file held open; 0 if there is none. Rotation loses none of the files
         up to it.
         """
-        return self.newer[len(self.newer) - 1][1] if self.newer else self.inode
+        return (<Piece>self.newer[len(self.newer) - 1]).inode if self.newer else self.inode
 
     def close(self) -> None:
         """Release the files; nothing more is read. Idempotent, and callable from any thread: a
@@ -556,11 +694,9 @@ cdef class LogReader:
 
     cdef int release(self) except -1:
         self.done = True
-        if self.fd >= 0:
-            close(self.fd)
-            self.fd = -1
-        for fd, _ in self.newer:
-            close(fd)
+        self.unpacker = None
+        self.here = None
+        self.fd = -1
         self.newer = []
         free(self.buffer)
         self.buffer = NULL

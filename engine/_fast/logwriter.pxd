@@ -12,6 +12,7 @@ cdef enum:
     # Entries that rotation removes within the same call are not written, for logs of at most so
     # many files.
     MAX_CUTS = 16
+    LENIENCE = 32 << 20  # bytes by which a log may exceed its options because of followers
 
 cdef class LogWriter(Sink):
     cdef const char *path_text
@@ -29,6 +30,7 @@ cdef class LogWriter(Sink):
     cdef int64_t size
     cdef int64_t limit                     # size at which the next rotation is tried; 0: never
     cdef int64_t last                      # time stamp of the newest entry, ns since the epoch
+    cdef uint64_t entries                  # formatted since the object was made, with the dropped ones
     cdef int64_t second                    # the second that `clock` holds as text
     cdef char clock[20]
     cdef Line lines[2]
@@ -37,6 +39,7 @@ cdef class LogWriter(Sink):
     cdef size_t cuts[MAX_CUTS + 1]         # start in `out` of each file that is still to be begun
     cdef int cut_count
     cdef bint turned                       # a rotation has succeeded in this call
+    cdef bint skips                        # entries that rotation removes within a call are not written
     cdef int fault  # errno of the last write(2) or rotation, 0 when it succeeded
     cdef bint torn  # the file ends in a partial entry that could not be removed
     cdef dict followers  # number → inode of the newest file that the follower is known to hold open
@@ -48,6 +51,7 @@ cdef class LogWriter(Sink):
     cpdef write(self, int stream, data)
 
     cdef Py_ssize_t entries_since(self, uint64_t inode, int64_t offset) except -1
+    cdef tuple count_after(self, bytes name, uint64_t inode, int64_t offset)
     cdef int begin(self) except -1
     cdef int finish(self) except -1
     cdef void take(self, int stream, const char *data, size_t size) noexcept nogil

@@ -34,7 +34,6 @@ cdef enum:
     OUT_FLUSH = 256 << 10               # formatted entries are written when they exceed this
     ATTRS_MAX = 32 << 10
     RELEASE = 32 << 10                  # bytes from which the GIL is released
-    LENIENCE = 32 << 20  # bytes by which a log may exceed its options because of followers
 
 # The buffer for formatted entries is needed only during a call, so all writers of the process share
 # one. A call takes it away while it runs (the GIL is held then), so that a second thread would
@@ -86,6 +85,7 @@ cdef class LogWriter(Sink):
         self.path_text = PyBytes_AS_STRING(path)
         self.max_size = self.limit = max_size
         self.max_file = max_file
+        self.skips = max_file <= MAX_CUTS
         self.attrs = b',"attrs":' + attrs if attrs else b""
         self.attrs_text = PyBytes_AS_STRING(self.attrs)
         self.attrs_size = len(self.attrs)
@@ -221,22 +221,29 @@ cdef class LogWriter(Sink):
         rotation."""
         cdef Py_ssize_t count = 0
         for number in range(self.max_file):
-            name = self.path if number == 0 else b"%s.%d" % (self.path, number)
             try:
-                file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                found, same = self.count_after(self.path if number == 0 else b"%s.%d" % (self.path, number), inode, offset)
             except FileNotFoundError:
                 break
-            try:
-                same = os.fstat(file).st_ino == inode
-                at = offset if same else 0
-                while part := os.pread(file, 1 << 20, at):
-                    count += part.count(b"\n")
-                    at += len(part)
-            finally:
-                os.close(file)
+            count += found
             if same:
                 break
         return count
+
+    cdef tuple count_after(self, bytes name, uint64_t inode, int64_t offset):
+        """Number of newlines in a file, after `offset` if it has that `inode`; and whether it
+        has."""
+        cdef Py_ssize_t count = 0
+        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            same = os.fstat(file).st_ino == inode
+            at = offset if same else 0
+            while part := os.pread(file, 1 << 20, at):
+                count += part.count(b"\n")
+                at += len(part)
+        finally:
+            os.close(file)
+        return count, same
 
     cpdef position(self):
         """(inode, offset) of the end of the last entry: equals `LogReader.position` after reading
@@ -423,6 +430,7 @@ cdef class LogWriter(Sink):
         if self.out_size > OUT_FLUSH:
             self.settle()
             before = 0
+        self.entries += 1
         self.last += 1
         if self.last % 10 == 0:
             self.last += 1
@@ -438,7 +446,7 @@ cdef class LogWriter(Sink):
             begun = self.cuts[self.cut_count - 1] if self.cut_count else 0
             size_before = <int64_t>(before - begun) + (0 if self.cut_count else self.size)
             if size_before > 0 and size_before + <int64_t>(self.out_size - before) > self.limit:
-                if self.turned and not self.followed and self.max_file <= MAX_CUTS:
+                if self.turned and not self.followed and self.skips:
                     self.cut(before)
                 else:
                     self.flush(before)

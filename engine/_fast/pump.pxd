@@ -41,6 +41,8 @@ cdef class Loop:
     cdef list grave             # sources removed during this batch
     cdef set blocked            # clients with a backlog
     cdef dict held              # clients by number, until released
+    cdef set waiting            # `Stdio` with a log that waits (`Sink.waits`)
+    cdef object looking         # the timer that looks at them
     cdef list timers
     cdef int64_t now
     cdef int64_t swept
@@ -53,5 +55,6 @@ cdef class Loop:
     cdef int patience(self) except -2
     cdef int ring(self) except -1
     cdef int sweep(self) except -1
+    cdef int await_log(self, object stdio, bint soon) except -1
     cdef int keep(self, Kept *kept, const char *data, size_t size) except -1
     cdef void drop(self, Kept *kept) noexcept

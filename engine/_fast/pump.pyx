@@ -19,6 +19,8 @@ The rules of the byte path:
   pages of a frame fit, the rest is read and sent, so that no other code sees half a frame.
 - One event moves at most `READS` times `READ` bytes, so that a busy process does not starve the
   others.
+- A log may be full (`Sink.full`): then its process's output is not read either. A timer looks at
+  such logs, and only while there are any.
 - An idle descriptor costs no time, because no code here iterates over all processes. A stream that
   must not be read is armed with EPOLLONESHOT and no events; otherwise epoll would report a hang-up
   again and again.
@@ -52,6 +54,7 @@ from engine._fast.linux cimport (
     getsockopt, ioctl, mallopt, recv, send, setsockopt, shutdown, socklen_t, splice,
 )
 from engine._fast.sink cimport Sink
+from engine._fast.spool cimport PackedLog
 from engine._fast.unlogged cimport Unlogged
 
 cdef enum:
@@ -65,6 +68,8 @@ cdef enum:
     LINGER = 5                  # seconds that a TCP client may take to close after we shut down
     PEEKS = 600                 # looks whether a client has read the head of its answer: 12 s
     PEEK = 20                   # milliseconds between two of them, at most
+    LOOK = 50                   # milliseconds between looks at a full log
+    LOOK_SELDOM = 1000          # … and at one that only waits for the removal of a file
 
 cdef int64_t SECOND = 1000000000
 
@@ -169,6 +174,7 @@ cdef class Loop:
         self.grave = []
         self.blocked = set()
         self.held = {}
+        self.waiting = set()
         self.timers = []
         self.now = monotonic()
         self.buffer = <char *>malloc(HEADER + READ)
@@ -250,6 +256,31 @@ cdef class Loop:
                 self.ring()
             if self.blocked:
                 self.sweep()
+
+    cdef int await_log(self, object stdio, bint soon) except -1:
+        """Look at the log of this `Stdio` until it waits no more."""
+        cdef int64_t wait = <int64_t>(LOOK if soon else LOOK_SELDOM) * 1000000
+        self.waiting.add(stdio)
+        if self.looking is not None and (<Timer>self.looking).deadline > monotonic() + wait:
+            (<Timer>self.looking).cancel()
+            self.looking = None
+        if self.looking is None:
+            self.looking = self.call_later(wait / <double>SECOND, self.look)
+        return 0
+
+    def look(self) -> None:
+        cdef Stdio stdio
+        cdef set waiting = self.waiting
+        self.looking = None
+        self.waiting = set()
+        for each in waiting:
+            stdio = each
+            try:
+                stdio.look()
+            except Exception:
+                traceback.print_exc()
+                sys.stderr.flush()
+                self.await_log(stdio, False)
 
     cdef int patience(self) except -2:
         """Milliseconds until the next timer or check of blocked clients; -1: none."""
@@ -867,8 +898,9 @@ cdef class Stdio:
     """The streams of one process, before, while and after it runs, and its clients.
 
     Calls of `owner`: `detached(number, keys)` when a client left before the process's end;
-    `input_ended()` when stdin was closed while the process runs; `drained()` after `finish`, once
-    the last output has been read, logged and passed to the clients' sockets or backlogs.
+    `input_ended()` when stdin was closed while the process runs; `rotated()` when a file of the log
+    can be packed; `drained()` after `finish`, once the last output has been read, logged and passed
+    to the clients' sockets or backlogs.
     """
 
     cdef Loop loop
@@ -941,6 +973,10 @@ cdef class Stdio:
         """Called when that reader has finished."""
         if self.log is not None:
             self.log.unfollow(number)
+
+    def replace_log(self, uint64_t inode, bytes packed not None) -> bool:
+        """`packed` is the rotated file `inode` of the log, packed: `PackedLog.replace`."""
+        return isinstance(self.log, PackedLog) and self.log.replace(inode, packed)
 
     def unwatch_log(self, callback) -> None:
         """Remove the watch with that `callback`."""
@@ -1067,6 +1103,8 @@ cdef class Stdio:
         cdef Client client
         for client in list(self.clients):
             client.begin()
+        if self.log is not None and self.log.waits:
+            self.loop.await_log(self, self.log.full)
         self.go_on()
 
     def finish(self, double grace) -> None:
@@ -1143,9 +1181,10 @@ cdef class Stdio:
         cdef Client client
         cdef Py_ssize_t index = len(self.clients)
         cdef bint full = False
-        cdef uint64_t outrun
+        cdef uint64_t outrun, turns
         if self.log is not None:
             outrun = self.log.outrun
+            turns = self.log.turns
             try:
                 self.log.write_raw(stream, payload, size)
             except Exception:  # a failing log must not stop a process or its clients
@@ -1160,9 +1199,16 @@ cdef class Stdio:
                     f"{os.fsdecode(self.log.path)}: rotation no longer waits for {late} readers, which are too slow",
                     file=sys.stderr, flush=True,
                 )
+            if self.log.turns != turns:
+                self.owner.rotated()
+            if self.log.waits:
+                self.loop.await_log(self, self.log.full)
+                full = self.log.full
             if self.watchers is not None:
                 self.tell()
         if index == 0:
+            if full:
+                self.go_on()
             return 0
         put_header(<unsigned char *>payload - HEADER, stream, <uint32_t>size)
         while index:  # from the end, because a lost client is removed from the list
@@ -1204,9 +1250,9 @@ cdef class Stdio:
         return client
 
     cdef int go_on(self) except -1:
-        """Read the streams whose clients have room, and stall the others."""
+        """Read the streams whose log and clients have room, and stall the others."""
         cdef Client client
-        cdef int full = 0
+        cdef int full = 6 if self.log is not None and self.log.full else 0
         for client in self.clients:
             if client.kept.used >= BACKLOG or client.behind:
                 full |= client.streams
@@ -1215,6 +1261,14 @@ cdef class Stdio:
         if self.err is not None:
             self.err.pause((full & 4) != 0)
         return 0
+
+    def look(self) -> None:
+        """Called by a timer while the log waits."""
+        if self.log is not None:
+            if self.log.look():
+                self.loop.await_log(self, self.log.full)
+            if not self.log.full:
+                self.go_on()
 
     cdef int tell(self) except -1:
         cdef tuple position = self.log.position()

@@ -33,6 +33,11 @@ cdef class Sink:
         size[0] = 0
         return NULL
 
+    cpdef bint look(self) except -1:
+        """Update `full` and `waits`; returns the latter. Called by a timer while `waits` is
+        true."""
+        return False
+
     cpdef resume(self, tuple lines, int stream, bytes chunk, uint64_t inode, int64_t offset):
         """Continue where a dead monitor stopped. `lines`: the unfinished lines of both streams.
         `chunk`: bytes of `stream` that it had read when the log ended at (`inode`, `offset`).

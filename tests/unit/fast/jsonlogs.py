@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import gzip
 import json
 import os
 import re
@@ -16,6 +17,7 @@ import pytest
 
 from engine._fast.jsonentry import time_text
 from engine._fast.logreader import LogReader
+from engine._fast.packed import pack
 
 SLICE = 16384
 SECOND = 10**9
@@ -149,5 +151,37 @@ def read(path: Path, tail: int | None = None, chunk: int = 1 << 16, **options: o
 
 def files(path: Path) -> list[Path]:
     """Oldest first."""
-    numbered = sorted(path.parent.glob(path.name + ".[0-9]*"), key=lambda file: -int(file.suffix[1:]))
+    numbered = sorted(path.parent.glob(path.name + ".[0-9]*"), key=lambda file: -number(file))
     return [*numbered, path]
+
+
+def number(file: Path) -> int:
+    """Of a rotated file, which may be packed."""
+    return int(file.name.removesuffix(".gz").rpartition(".")[2])
+
+
+def pack_file(file: Path) -> Path:
+    """Pack a rotated file as the daemon and the monitor do together; returns the packed one."""
+    fresh = file.with_name("fresh")
+    with file.open("rb") as source, fresh.open("wb") as target:
+        pack(source.fileno(), target.fileno())
+    return replace(file, fresh)
+
+
+def pack_foreign(file: Path) -> Path:
+    """As another engine does it: without a label."""
+    fresh = file.with_name("fresh")
+    fresh.write_bytes(gzip.compress(file.read_bytes(), 1))
+    return replace(file, fresh)
+
+
+def replace(file: Path, fresh: Path) -> Path:
+    packed = file.with_name(file.name + ".gz")
+    fresh.rename(packed)
+    file.unlink()
+    return packed
+
+
+def original(file: Path) -> bytes:
+    data = file.read_bytes()
+    return gzip.decompress(data) if file.suffix == ".gz" else data

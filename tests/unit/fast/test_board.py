@@ -19,7 +19,7 @@ from engine._fast.board import Board
 from tests.unit.fast.jsonlogs import _descriptors, directory  # noqa: F401 (_descriptors: a fixture)
 
 NOTHING = (0, 0, 0, 0)
-SLOTS_AT, SLOT, ACKS_AT, ACKED = 12288, 384, 256, 40
+SLOTS_AT, SLOT, ACKS_AT, ACKED = 12288, 384, 256, 48
 
 
 def both(path: Path) -> tuple[Board, Board]:
@@ -46,6 +46,8 @@ def test_a_spool_from_its_opening_to_its_end(tmp_path: Path) -> None:
     assert shipper.ack(number, "one", 8, 20, 170, 6)
     assert (monitor.acked(number), monitor.unacked(number)) == (170, 10)
     assert monitor.last("one") == (8, 20, 170, 6)
+    assert shipper.ack(number, "one", 8, 0, 150, 5) and monitor.unacked(number) == 30, "it may go back"
+    assert shipper.ack(number, "one", 8, 20, 170, 6) and monitor.unacked(number) == 10
     monitor.close(number)
     monitor.close(number)
     assert shipper.changed() == [number]
@@ -271,12 +273,15 @@ def test_kills_of_the_shipper_leave_whole_positions(tmp_path: Path) -> None:
                     shipper.ack(number, "one", at, at, at, at)
             finally:
                 os._exit(1)
-        end = time.monotonic() + 0.02
-        while time.monotonic() < end:
-            position = monitor.last("one")
-            assert position is not None and len(set(position)) == 1 and position[0] >= newest
-        os.kill(pid, signal.SIGKILL)
-        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+        try:
+            end = time.monotonic() + 0.02
+            while time.monotonic() < end:
+                position = monitor.last("one")
+                assert position is not None and len(set(position)) == 1 and position[0] >= newest
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            status = os.waitpid(pid, 0)[1]
+        assert os.WTERMSIG(status) == signal.SIGKILL
         position = monitor.last("one")
         assert position is not None and len(set(position)) == 1 and position[0] >= newest
         newest = position[0]
