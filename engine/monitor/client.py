@@ -105,7 +105,8 @@ class Monitor:
     `on_exit(key, exit)` is called for every process that ends while this daemon runs, after its
     `Process.exit` is resolved. For a process that ends during `run` it may be called before the
     awaiting task continues; there `Process.exit` decides. `on_detach(key, client, keys)` is called
-    when a client leaves before its process ends.
+    when a client leaves before its process ends, `on_rotated(key)` when a log has a file more that
+    can be compressed. `root`: ROOT of the shipper (`ship`).
     """
 
     def __init__(
@@ -115,11 +116,15 @@ class Monitor:
         attach_stall: int,
         on_exit: Callable[[str, Exit], None],
         on_detach: Callable[[str, int, bool], None] = lambda key, client, keys: None,
+        on_rotated: Callable[[str], None] = lambda key: None,
+        root: Path | None = None,
     ) -> None:
         self._run = run
+        self._root = root
         self._attach_stall = attach_stall
         self._on_exit = on_exit
         self._on_detach = on_detach
+        self._on_rotated = on_rotated
         self.processes: dict[str, Process] = {}
         self.exits: dict[str, Exit] = {}
         self.pid = 0
@@ -318,7 +323,9 @@ class Monitor:
             self._codec = codec
             seq = self.number()
             try:
-                await self._answer(seq, messages.Hello(seq, codec.protocol, self._attach_stall, held=True))
+                await self._answer(
+                    seq, messages.Hello(seq, codec.protocol, self._attach_stall, held=True, rotated=True)
+                )
             except Interrupted:
                 raise
             except ServerError as error:
@@ -348,7 +355,7 @@ class Monitor:
             self._use(ours)
             self._codec = messages.CURRENT
             seq = self.number()
-            self._send(messages.Hello(seq, self._codec.protocol, self._attach_stall, held=True))
+            self._send(messages.Hello(seq, self._codec.protocol, self._attach_stall, held=True, rotated=True))
             self._pass_everything()
             self.pid, words = self._spawn(theirs.fileno(), lock)
         except OSError as error:
@@ -729,6 +736,15 @@ class Monitor:
             os.close(self.kept)
         self.kept = descriptor
 
+    def ship(self) -> None:
+        """Have the monitor run a shipper, which looks at all spools again."""
+        self.tell(lambda seq: messages.Ship(seq, str(self._root)))
+
+    async def compressed(self, key: str, inode: int, path: str) -> None:
+        """Have the monitor replace a rotated file of the log of `key` by a compressed one. Raises
+        ServerError when it has no such file any more; `path` is left then."""
+        await self.ask(lambda seq: messages.Compressed(seq, key, inode, path))
+
     def read_log(self, key: str) -> LogReading:
         """A `LogReading` for a reader that is about to open the log of `key`."""
         return LogReading(self, key)
@@ -896,6 +912,8 @@ class Monitor:
                     self.processes[report.key].end_input()
             case messages.Detached():
                 self._loop.call_soon(self._on_detach, report.key, report.client, report.keys)
+            case messages.Rotated():
+                self._loop.call_soon(self._on_rotated, report.key)
 
     def _refused(self, report: messages.Failed) -> None:
         run = self._runs.pop(report.seq, None)

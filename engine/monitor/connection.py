@@ -37,6 +37,8 @@ class Connection:
 
     def __init__(self, monitor: Monitor, peer: socket.socket) -> None:
         self.monitor = monitor
+        self.wants_rotated = False
+        """This daemon knows the report `Rotated`."""
         self.closed = False
         self.codec = messages.CURRENT
         """Codec of the protocol that its Hello named."""

@@ -11,7 +11,6 @@ Threads: the monitor's only one. Nothing blocks except the vfork.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import socket
@@ -21,10 +20,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from engine._fast import spool as spools
 from engine._fast.logwriter import LogWriter
 from engine._fast.pump import Watch
 from engine._fast.sink import Sink
 from engine._fast.spawn import read_only, spawn
+from engine._fast.spool import PackedLog
 from engine.logs.targets import JsonFile, Spool, Target
 from engine.monitor import messages
 from engine.monitor.connection import Connection, receive
@@ -95,7 +96,7 @@ class Launch:
         theirs: list[int] = []
         try:
             if order.log is not None:
-                self._sink = open_sink(order.log)
+                self._sink = open_sink(order.log, self.monitor)
             null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             theirs.append(null)
             stdin = stdout = stderr = null
@@ -257,13 +258,33 @@ class Launch:
             unlink(self._pid_path)
 
 
-def open_sink(target: Target) -> Sink:
+def open_sink(target: Target, monitor: Monitor) -> Sink:
     """The sink for a target. Raises OSError."""
     match target:
-        case JsonFile():
+        case JsonFile(compress=False):
             return LogWriter(os.fsencode(target.path), target.max_size, target.max_file, attrs=target.attrs)
+        case JsonFile():
+            log = PackedLog(os.fsencode(target.path), target.max_size, target.max_file, attrs=target.attrs)
+            log.compress = True
+            return log
         case Spool():
-            raise OSError(errno.ENOSYS, "spools are not written yet", target.directory)
+            return _open_spool(target, monitor)
+
+
+def _open_spool(target: Spool, monitor: Monitor) -> Sink:
+    """A spool that goes on at the newest position that the shipper has acknowledged: the one on
+    disk, or a newer one on the board, of this monitor or of one that has died."""
+    root, _, container = target.directory.rpartition("/")
+    spool = spools.Spool(os.fsencode(f"{target.directory}/spool.log"), target.max_size, target.max_file)
+    try:
+        spool.compress = target.compress
+        acked = monitor.acknowledged(container, f"{target.directory}/cursor")
+        spool.join(monitor.board, container, acked, target.quota, target.blocking)
+        monitor.shipper.ensure(os.path.dirname(root))
+    except BaseException:
+        spool.close()
+        raise
+    return spool
 
 
 def set_size(terminal: int, size: messages.Size) -> None:

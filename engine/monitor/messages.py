@@ -62,13 +62,15 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     `Done` waits a few seconds for processes that an earlier daemon had ordered and that are still
     being created. A process created after that is reported by an unasked `State`. A newer daemon's
     Hello ends an older connection, which is sent `Superseded` first. `attach_stall`: seconds after
-    which a client that accepts no output is disconnected; -1: unchanged.
+    which a client that accepts no output is disconnected; -1: unchanged. With `rotated` this daemon
+    gets `Rotated`.
     """
 
     seq: int
     protocol: int = PROTOCOL
     attach_stall: int = -1
     held: bool = False
+    rotated: bool = False
 
 
 class Attach(msgspec.Struct, tag="attach", frozen=True):
@@ -240,6 +242,25 @@ class Relay(msgspec.Struct, tag="relay", frozen=True):
     address: bytes
 
 
+class Ship(msgspec.Struct, tag="ship", frozen=True):
+    """Have a shipper run, which looks at the spools in `root`/logs again: one was removed with its
+    container, or has something to deliver and no process."""
+
+    seq: int
+    root: str
+
+
+class Compressed(msgspec.Struct, tag="compressed", frozen=True):
+    """The rotated file with that inode, of the log of `key`, is compressed in the file at `path`:
+    put that one into its place. Failed when there is no such file any more; then `path` is the
+    daemon's to remove."""
+
+    seq: int
+    key: str
+    inode: int
+    path: str
+
+
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True):
     """End the monitor. Sent only when no process is left (`engined stop`)."""
 
@@ -263,6 +284,8 @@ Order = (
     | Hold
     | Reaped
     | Relay
+    | Ship
+    | Compressed
     | Shutdown
 )
 
@@ -338,12 +361,18 @@ class Detached(msgspec.Struct, tag="detached", frozen=True):
     keys: bool
 
 
+class Rotated(msgspec.Struct, tag="rotated", frozen=True):
+    """The log of `key` has a file more that can be compressed."""
+
+    key: str
+
+
 class Superseded(msgspec.Struct, tag="superseded", frozen=True):
     """Another daemon has said Hello. This connection ends; the monitor and its processes now belong
     to that daemon."""
 
 
-Report = Done | Failed | State | Kept | Held | Exited | InputEnded | Detached | Superseded
+Report = Done | Failed | State | Kept | Held | Exited | InputEnded | Detached | Rotated | Superseded
 
 
 NOT_A_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

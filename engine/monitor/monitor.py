@@ -29,16 +29,20 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from engine._fast.board import Board
 from engine._fast.pump import Loop
 from engine._fast.relay import Relay
 from engine._fast.sink import Sink
 from engine._fast.spawn import become_subreaper
 from engine._fast.unlogged import Left, Unlogged, forget, left_in
+from engine.logs import cursor
+from engine.logs.targets import Spool
 from engine.monitor import messages, orphans, previous
 from engine.monitor.connection import Connection
 from engine.monitor.journal import Journal
 from engine.monitor.launch import Launch, Program, open_sink, set_size, unlink
 from engine.monitor.process import Process
+from engine.monitor.shipper import Shipper
 
 HELLO_GRACE = 5.0
 """Seconds that a Hello waits for the launches of the previous daemon."""
@@ -60,6 +64,8 @@ class Monitor:
         self, run: str, attach_stall: int, child_files: int, codecs: Sequence[messages.Codec] = CODECS, lock: int = -1
     ) -> None:
         """`lock`: a descriptor of the lock file, locked already; -1: none."""
+        self._place = run
+        self._board: Board | None = None
         self.directory = f"{run}/monitor"
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         self._lock = lock if lock >= 0 else _lock(f"{self.directory}/lock")
@@ -81,6 +87,7 @@ class Monitor:
         self._launch_count = 0
         self._stray = (0, 0)
         self.program = Program()
+        self.shipper = Shipper(self, run, self._ships)
         self._connections: list[Connection] = []
         self._current: Connection | None = None
         self._greetings: list[tuple[int, Callable[[], None]]] = []
@@ -282,6 +289,7 @@ class Monitor:
             self._current.send(messages.Superseded())
             self._current.close()
         self._current = connection
+        connection.wants_rotated = order.rotated
         if order.attach_stall >= 0:
             self.loop.stall = order.attach_stall
         for key, (status, at) in self.journal.exits.items():
@@ -448,7 +456,7 @@ class Monitor:
         if len(descriptors) != 1 + len(order.stdio):
             raise OSError(errno.EMFILE, "its descriptors did not arrive: the monitor has no free descriptors")
         process = self._process(order.key)
-        sink = open_sink(order.log) if order.log is not None else None
+        sink = open_sink(order.log, self) if order.log is not None else None
         try:
             if sink is not None:
                 self._resume(order.key, sink)
@@ -497,6 +505,18 @@ class Monitor:
         self._passing = Relay(self.loop, descriptors.pop(0), order.address, most)
         connection.send(messages.Done(order.seq))
 
+    def _ship(self, connection: Connection, order: messages.Ship, descriptors: list[int]) -> None:
+        self.board.rescan()
+        self.shipper.ensure(order.root)
+        connection.send(messages.Done(order.seq))
+
+    def _compressed(self, connection: Connection, order: messages.Compressed, descriptors: list[int]) -> None:
+        process = self.processes.get(order.key)
+        if process is not None and process.stdio.replace_log(order.inode, os.fsencode(order.path)):
+            connection.send(messages.Done(order.seq))
+        else:
+            connection.send(messages.Failed(order.seq, f"the log of {order.key} has no file {order.inode}"))
+
     def _shutdown(self, connection: Connection, order: messages.Shutdown, descriptors: list[int]) -> None:
         busy = [process.key for process in self.processes.values() if not process.idle]
         if busy:
@@ -504,8 +524,12 @@ class Monitor:
             return
         for process in self.processes.values():
             process.stdio.dismiss()
-        connection.send(messages.Done(order.seq))
-        self.loop.stop()
+
+        def stop() -> None:
+            connection.send(messages.Done(order.seq))
+            self.loop.stop()
+
+        self.shipper.end(stop)
 
     _orders: dict[type, Callable[..., None]] = {  # noqa: RUF012 (a table, never written to)
         messages.Hello: _hello,
@@ -524,6 +548,8 @@ class Monitor:
         messages.Hold: _hold,
         messages.Reaped: _reaped,
         messages.Relay: _relay,
+        messages.Ship: _ship,
+        messages.Compressed: _compressed,
         messages.Shutdown: _shutdown,
     }
 
@@ -549,6 +575,35 @@ class Monitor:
         # clients that attached between the end of the output and the exit status
         process.stdio.dismiss()
         process.stdio.owner = None
+
+    # --- logs that are delivered ------------------------------------------------------------------
+
+    @property
+    def board(self) -> Board:
+        """Shared with the shipper. Made when it is needed first."""
+        if self._board is None:
+            self._board = Board(os.fsencode(f"{self._place}/shipper"), monitor=True)
+        return self._board
+
+    def acknowledged(self, container: str, path: str) -> tuple[int, int, int, int]:
+        """The newest known position of a spool. `path`: its cursor."""
+        try:
+            with open(path, "rb") as file:
+                saved = cursor.decode(file.read(cursor.SIZE))
+        except FileNotFoundError:
+            saved = None
+        board = self.board
+        known = saved.position if saved is not None else None
+        return cursor.newest(known, board.left().get(container), board.last(container))
+
+    def _ships(self) -> bool:
+        return any(isinstance(process.log, Spool) and not process.idle for process in self.processes.values())
+
+    def rotated(self, key: str) -> None:
+        """A log has a file more that can be compressed. An earlier daemon does not know the
+        report."""
+        if self._current is not None and self._current.wants_rotated:
+            self.report(messages.Rotated(key))
 
     # --- launches and children --------------------------------------------------------------------
 
@@ -583,6 +638,8 @@ class Monitor:
                 return
             pid = result.si_pid
             launch = next((each for each in self.launches.values() if each.pid == pid), None)
+            if self.shipper.reap(pid):
+                continue
             if pid in self.by_pid:
                 self.by_pid[pid].exited()
                 if pid in self.by_pid:

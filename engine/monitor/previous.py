@@ -5,7 +5,7 @@ Differences from protocol 4:
 - A log is `[path, max_size, max_file, attrs]`, without the tag "json-file" in front. Other targets
   cannot be expressed.
 - A daemon that was superseded is sent `Failed` with seq 0 and the reason `SUPERSEDED`.
-- Hello does not ask for held descriptors.
+- Hello does not ask for held descriptors, and not for reports of rotated logs.
 
 Not here: which protocol a connection speaks (`client.py`, `monitor.py`).
 """
@@ -33,6 +33,7 @@ def encode(message: object) -> bytes:
     document: Any = msgspec.to_builtins(message, builtin_types=(bytes,))
     if isinstance(message, Hello):
         document.pop("held", None)
+        document.pop("rotated", None)
     log = document.get("log")
     if log is not None:
         if log[0] != _TAG:

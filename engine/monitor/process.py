@@ -154,6 +154,9 @@ class Process:
         self.monitor.report(messages.Detached(self.key, number, keys))
         self.monitor.tidy(self)
 
+    def rotated(self) -> None:
+        self.monitor.rotated(self.key)
+
     def input_ended(self) -> None:
         self.monitor.report(messages.InputEnded(self.key))
 
