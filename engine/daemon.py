@@ -34,6 +34,7 @@ from engine.config import Config, encode
 from engine.containers import boot, log_plan
 from engine.containers.container import Container
 from engine.containers.containers import Containers
+from engine.containers.delivery import Deliveries
 from engine.containers.exec import Execs
 from engine.containers.health import HealthChecks
 from engine.containers.launch import BUNDLES, END_LIMIT, ROOT
@@ -219,8 +220,15 @@ class Daemon:
         """
         config = self.config
         self.monitor = Monitor(
-            config.run, attach_stall=config.attach_stall, on_exit=self._exited, on_detach=self._detached
+            config.run,
+            attach_stall=config.attach_stall,
+            on_exit=self._exited,
+            on_detach=self._detached,
+            root=config.root,
         )
+        self.facts = await asyncio.to_thread(_read_host, config.root, self.cgroups)
+        self.deliveries = Deliveries(config, self.events, self.facts.name, self.monitor.ship)
+        stack.callback(self.deliveries.close)
         self.containers = Containers(
             Parts(
                 config=config,
@@ -235,6 +243,7 @@ class Daemon:
                 cgroups=self.cgroups,
                 grace_period=self.grace_period,
                 events=self.events,
+                deliveries=self.deliveries,
                 devices=self.devices,
                 lifecycle=self.lifecycle,
             )
@@ -263,7 +272,6 @@ class Daemon:
 
     async def _restore(self, stack: contextlib.AsyncExitStack) -> None:
         """Correct the records by the processes that run, and remove leftovers of a crash."""
-        self.facts = await asyncio.to_thread(_read_host, self.config.root, self.cgroups)
         self.cluster = Cluster(self._cluster_parts())
         await self.cluster.restore()
         await self.containers.open()
@@ -283,6 +291,8 @@ class Daemon:
         await boot.end_strays(self.containers.parts, live)
         await self.snapshots.sweep(live, self.images.chain_ids())
         await asyncio.to_thread(_sweep_directories, self.config.root / "containers", live)
+        await self.deliveries.open()
+        await self.deliveries.sweep(live)
         parts = self.config, self.records, self.containers, self.images, self.remote, self.events, self.sessions
         self.builder = Builder(*parts)
         stack.push_async_callback(self.builder.close)
@@ -301,6 +311,7 @@ class Daemon:
             host=self.facts,
             counts=self._counts,
             containers=self.containers,
+            deliveries=self.deliveries,
             devices=self.devices.devices,
             execs=self.execs,
             images=self.images,
@@ -380,6 +391,7 @@ class Daemon:
                 "exec",
                 "monitor",
                 "runtime",
+                "shipper",
                 "shm",
                 "volumes",
                 BUNDLES,

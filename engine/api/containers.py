@@ -214,6 +214,8 @@ def inspect(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
     container = engine.containers.get(request.parameters["id"])
     if parameters.boolean(request.query, "size") and request.version.has(Flag.INSPECT_SIZE):
         return _inspect_with_size(engine, container, request)
+    if container.log_delivered:
+        return _inspect_with_delivery(engine, container, request)
     exec_ids = engine.execs.of(container.id)
     if exec_ids:
         return json_reply(request, _shown(container, request, exec_ids))
@@ -260,8 +262,21 @@ def _attach_query(request: Request) -> Wanted:
 
 async def _inspect_with_size(engine: Engine, container: Container, request: Request) -> Reply:
     own, whole = await listing.sizes(container)
-    shown = _shown(container, request, engine.execs.of(container.id))
+    shown = await _with_delivery(engine, container, _shown(container, request, engine.execs.of(container.id)))
     return json_reply(request, msgspec.structs.replace(shown, size_rw=own, size_root_fs=whole))
+
+
+async def _inspect_with_delivery(engine: Engine, container: Container, request: Request) -> Reply:
+    shown = _shown(container, request, engine.execs.of(container.id))
+    return json_reply(request, await _with_delivery(engine, container, shown))
+
+
+async def _with_delivery(engine: Engine, container: Container, shown: ContainerInspect) -> ContainerInspect:
+    """With the state of its lines, if they go to a remote target."""
+    if not container.log_delivered:
+        return shown
+    state = await engine.deliveries.state(container.id)
+    return msgspec.structs.replace(shown, log_delivery=state or msgspec.UNSET)
 
 
 async def attach(engine: Engine, request: Request) -> HijackReply:

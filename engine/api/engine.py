@@ -13,6 +13,7 @@ from engine.build.running import RunningBuilds
 from engine.cluster.cluster import Cluster
 from engine.config import Config
 from engine.containers.containers import Containers
+from engine.containers.delivery import Deliveries
 from engine.containers.exec import Execs
 from engine.containers.stats import Statistics
 from engine.events import EventLog
@@ -39,6 +40,7 @@ class Engine:
     counts: Callable[[], Counts]
     """The current counts of the other parts, for /info. Must not block."""
     containers: Containers
+    deliveries: Deliveries
     devices: Callable[[], list[str]]
     """The names of the devices that containers can request by name. Reads files."""
     execs: Execs

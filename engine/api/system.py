@@ -185,6 +185,7 @@ async def info(engine: Engine, request: Request) -> Reply:
             cdi_spec_dirs=[str(directory) for directory in engine.config.cdi_specs],
             discovered_devices=[DiscoveredDevice("cdi", name) for name in devices] or msgspec.UNSET,
             warnings=_warnings(host, engine.config),
+            log_deliveries=await engine.deliveries.totals() or msgspec.UNSET,
         ),
     )
 

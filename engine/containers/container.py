@@ -163,6 +163,11 @@ class Container:
         """The newest file of its log; None if the log cannot be read."""
         return log_plan.path(self.parts.config, self.record)
 
+    @property
+    def log_delivered(self) -> bool:
+        """Its lines go to a remote target."""
+        return log_plan.delivered(self.record)
+
     def log_reading(self) -> LogReading | None:
         """For a reader of the log. None when the log is not rotated meanwhile."""
         return self.parts.monitor.read_log(self.id) if self.running else None

@@ -201,7 +201,9 @@ async def launch(
                 )
             )
             namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root, placed.beside))
-            log = log_plan.plan(parts.config, record).target
+            plan = log_plan.plan(parts.config, record)
+            if plan.delivery is not None:
+                await parts.deliveries.prepare(plan.delivery)
             ports = await parts.attachments.opened(record.id)
             record = msgspec.structs.replace(record, networks=networks, ports=ports)
             program = Program(
@@ -213,7 +215,7 @@ async def launch(
                 open_stdin=record.config.open_stdin,
                 stdin_once=record.config.stdin_once,
                 size=record.size if any(record.size) else record.host.console_size,
-                log=log,
+                log=plan.target,
             )
             # Saved before there is a process, so that a daemon that starts after a crash finds its
             # networks and ports.

@@ -42,6 +42,11 @@ def path(config: Config, record: ContainerRecord) -> Path | None:
     return spool(config, record.id) / SPOOL if drivers.remote(log) else _file(config, record.id)
 
 
+def delivered(record: ContainerRecord) -> bool:
+    """True if its lines go to a remote target."""
+    return drivers.remote(record.host.log_config)
+
+
 def spool(config: Config, container_id: str) -> Path:
     """The directory of its undelivered lines, of their delivery document and of the position up to
     which they are delivered."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from engine.config import Config
+from engine.containers.delivery import Deliveries
 from engine.containers.store import ContainerRecord, ContainerStore
 from engine.events import EventLog
 from engine.images.store import ImageStore
@@ -68,6 +69,7 @@ class Parts:
     cgroups: Cgroups
     grace_period: GracePeriod
     events: EventLog
+    deliveries: Deliveries
     devices: Registry = field(default_factory=Registry)
     """The devices that have names (CDI)."""
     lifecycle: Lifecycle = field(default_factory=Lifecycle)

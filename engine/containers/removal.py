@@ -106,6 +106,7 @@ async def _erase(container: Container, verb: Verb, volumes: bool, deleted: list[
         container.parts.snapshots.remove(container.id),
         image_mounts.release(before, container.parts.snapshots),
         asyncio.to_thread(remove_tree, container.directory),
+        container.parts.deliveries.removed(container.id),
         return_exceptions=True,
     )
     for error in outcomes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -118,7 +119,8 @@ async def _connected(addresses: list[tuple[int, int, int, str, tuple[str, int]]]
             await asyncio.get_running_loop().sock_connect(made, address)
         except OSError as error:
             made.close()
-            failure = OSError(error.errno, f"dial {address[0]}:{address[1]}: {error.strerror or error}")
+            why = os.strerror(error.errno).lower() if error.errno else str(error)
+            failure = OSError(error.errno, f"dial {address[0]}:{address[1]}: {why}")
         except BaseException:
             made.close()
             raise

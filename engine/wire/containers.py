@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.wire.system import LogDelivery
+
 Strings = list[str] | str | None
 """Go's strslice: a string means a list of that one string; null means not given."""
 
@@ -516,3 +518,4 @@ class ContainerInspect(msgspec.Struct, rename="pascal", kw_only=True, frozen=Tru
     mounts: list[MountPoint]
     config: Config
     network_settings: NetworkSettings
+    log_delivery: LogDelivery | msgspec.UnsetType = msgspec.UNSET

@@ -103,6 +103,46 @@ class SwarmInfo(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
+class LogDelivery(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """How far a container's lines are with their remote target; this engine's own.
+
+    `state`: "delivered", "waiting", or "retrying" with `error` while the target is away. `waiting`:
+    lines without an acknowledgement; None while the shipper does not run, which then has counted
+    only `waiting_bytes`. `dropped`: lines that were lost to the quota of non-blocking mode, or that
+    the target refused for good.
+    """
+
+    driver: str
+    address: str
+    state: str
+    error: str = ""
+    delivered: int
+    waiting: int | None = None
+    waiting_bytes: int
+    dropped: int
+
+
+class LogTarget(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """A remote log target of containers. `state`: "reached" or "retrying"."""
+
+    driver: str
+    address: str
+    state: str
+    error: str = ""
+    containers: int
+
+
+class LogDeliveries(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
+    """All deliveries of the engine; this engine's own."""
+
+    containers: int
+    delivered: int
+    waiting: int
+    waiting_bytes: int
+    dropped: int
+    targets: list[LogTarget]
+
+
 class Info(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     """GET /info."""
 
@@ -168,6 +208,7 @@ class Info(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     discovered_devices: list[DiscoveredDevice] | msgspec.UnsetType = msgspec.UNSET
     warnings: list[str]
     isolation: str = ""
+    log_deliveries: LogDeliveries | msgspec.UnsetType = msgspec.UNSET
 
 
 # --- /system/df -----------------------------------------------------------------------------------
