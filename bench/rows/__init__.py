@@ -10,6 +10,7 @@ from bench.job import Job, Size
 from bench.rows import (
     builds,
     daemons,
+    delivery,
     files,
     growth,
     images,
@@ -35,6 +36,7 @@ def jobs(size: Size, material: Material) -> list[Job]:
         *reads.few(size),
         *streams.jobs(size),
         *logs.jobs(size),
+        *delivery.jobs(size),
         *images.jobs(size, material),
         *builds.jobs(size, material),
         *files.jobs(size, material),
