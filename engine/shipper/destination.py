@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import ssl
 import time
@@ -36,6 +37,8 @@ TURN = 64 << 10
 """Bytes of messages of one feed before the next one's turn."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 """Seconds before the first new attempt, and at most."""
+QUIET = 60.0
+"""Seconds between two messages about refused lines of one feed."""
 
 
 class Refused(Exception):
@@ -89,6 +92,8 @@ class Destination(ABC):
         self._ready: deque[Feed] = deque()
         self._wake = asyncio.Event()
         self._first_pause = FIRST_PAUSE
+        self._refused: dict[Feed, tuple[float, int]] = {}
+        """When refused lines were last logged, and how many there were since."""
         self._task: asyncio.Task[None] | None = None
 
     # --- a sender's part --------------------------------------------------------------------------
@@ -125,6 +130,7 @@ class Destination(ABC):
         """Its messages on the way are no longer settled."""
         self.feeds.discard(feed)
         self._marked.pop(feed, None)
+        self._refused.pop(feed, None)
         if feed.queued:
             self._ready.remove(feed)
             feed.queued = False
@@ -140,6 +146,10 @@ class Destination(ABC):
     def has_marks(self, feed: Feed) -> bool:
         """Messages of the feed are on the way."""
         return feed in self._marked
+
+    def trouble(self, feed: Feed) -> str:
+        """Why lines of that feed are not delivered; empty if they are."""
+        return self.error
 
     # --- for senders ------------------------------------------------------------------------------
 
@@ -195,6 +205,21 @@ class Destination(ABC):
         if self.error or self.attempts:
             self._reached()
 
+    def drop(self, feed: Feed, lines: int, why: str) -> None:
+        """The target takes other messages, but not these, whenever they are sent. They count as
+        lost."""
+        if feed not in self.feeds:
+            return
+        feed.dropped_lines += lines
+        self.owner.lost(feed, lines)
+        logged, before = self._refused.get(feed, (-math.inf, 0))
+        now, lines = time.monotonic(), lines + before
+        if now - logged >= QUIET:
+            text = "%s %s: container %s: %d lines refused, and dropped: %s"
+            _log.warning(text, self.driver, self.address, feed.name, lines, why)
+            logged, lines = now, 0
+        self._refused[feed] = logged, lines
+
     def _reached(self) -> None:
         self.attempts = 0
         if self.error:
@@ -243,8 +268,7 @@ class Destination(ABC):
                 self.notify(feed)
 
     def _pause(self) -> float:
-        longest: float = min(LONGEST_PAUSE, self._first_pause * 2.0 ** min(self.attempts, 12) / 2)
-        return longest * random.uniform(0.5, 1.0)
+        return back_off(self.attempts, self._first_pause)
 
     async def end(self, *, orderly: bool) -> None:
         """End the task. `orderly`: settle first what the target has by then."""
@@ -256,6 +280,12 @@ class Destination(ABC):
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+
+def back_off(attempts: int, first: float = FIRST_PAUSE) -> float:
+    """Seconds until the next attempt, after so many. `first`: after one, at most."""
+    longest: float = min(LONGEST_PAUSE, first * 2.0 ** min(attempts, 12) / 2)
+    return longest * random.uniform(0.5, 1.0)
 
 
 def describe(error: BaseException) -> str:

@@ -338,19 +338,18 @@ class Feed:
         self._acked_state = state if state is not None else self.form.state
         self.destination.owner.acknowledged(self)
 
-    def rollback(self) -> None:
-        """Read again from the acknowledged position."""
+    def rollback(self, mark: tuple[Position, State] | None = None) -> None:
+        """Read again from the acknowledged position, or from a `mark` after it."""
+        position, state = mark if mark is not None else (self.acked, self._acked_state)
         self.drained = False
-        if self.at == self.acked:
+        if self.at == position:
             return
-        if self.at.inode == self.acked.inode:
-            self.at = self.acked
-        else:
+        if self.at.inode != position.inode:
             self._close_file()
-            self.at = self.acked
+        self.at = position
         self._block, self._start = b"", 0
         self._sealed = False
-        self.form.state = self._acked_state
+        self.form.state = state
 
     def save(self) -> None:
         """Write the acknowledged position to the cursor."""

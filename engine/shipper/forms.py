@@ -146,7 +146,9 @@ def _map_header(size: int) -> bytes:
 
 
 def splunk(document: Delivery, target: Splunk) -> Form:
-    """Events of the HTTP Event Collector, formats `inline` and `raw`."""
+    """Events of the HTTP Event Collector, formats `inline` and `raw`. Their ends are needed when
+    the collector refuses one of them.
+    """
     event: tuple[tuple[bytes, bytes], tuple[bytes, bytes]]
     if target.format == "raw":
         prefix = "".join([f"{document.tag} "] * bool(document.tag))
@@ -160,7 +162,7 @@ def splunk(document: Delivery, target: Splunk) -> Form:
     return Form(
         text=wireform.JSON,
         time=wireform.MICROS_FRACTION,
-        frame=wireform.CONCATENATED,
+        frame=wireform.DATAGRAM,
         head=_same(start),
         middle=(rest + event[0][0], rest + event[0][1]),
         tail=event[1],

@@ -348,7 +348,7 @@ class Shipper:
         return {
             "driver": destination.driver,
             "address": destination.address,
-            "error": destination.error,
+            "error": destination.trouble(feed),
             "since": destination.since,
             "attempts": destination.attempts,
             "delivered": feed.acked.lines - feed.dropped_lines,
