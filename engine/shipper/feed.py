@@ -363,6 +363,11 @@ class Feed:
         self.form = self.destination.form(document)
         self._fresh = self._acked_state = self.form.state
 
+    def rest(self) -> None:
+        """Keep nothing in memory that was read ahead: the next turn may be far away, and many feeds
+        may wait for theirs."""
+        self._block, self._start = b"", 0
+
     def idle(self) -> None:
         """Everything is read: keep no file open that may have been rotated away."""
         if self.slot < 0:

@@ -61,7 +61,7 @@ ROOM = BATCH_MAX - (100 << 10)
 FULL = BATCH_MAX
 """Bytes in the spool for which the interval is not awaited."""
 REQUESTS = 16
-ON_THE_WAY = 4 << 20
+ON_THE_WAY = 2 << 20
 """Bytes of batches on the way at which no more is read."""
 TOKENS = 3
 """Attempts with the sequence token that the service expects."""
@@ -235,8 +235,10 @@ class Batch:
         self.size += size
 
     def requests(self) -> list[Request]:
-        """Requests that the service accepts: within its limits, and in the order of time."""
+        """Requests that the service accepts: within its limits, and in the order of time. The batch
+        has no events afterwards."""
         wire = b"".join(self.parts)
+        self.parts.clear()
         within = self.size <= BATCH_MAX and self.count <= BATCH_EVENTS
         if self.ordered and within and self.last - self.first <= BATCH_SPAN:
             return [Request(wire, self.count)]
@@ -314,7 +316,7 @@ def _join(feed: Feed, batch: Batch, joiner: Joiner, stale: int, now: int) -> Non
     """Where each turn began: the number of its first entry, and the position."""
     number = size = 0
     at_end = False
-    while size < batch.room and len(events) < BATCH_EVENTS - batch.count:
+    while size < ROOM - batch.size and len(events) < BATCH_EVENTS - batch.count:
         before, known = feed.mark(), len(events)
         entries = feed.take(TURN)
         if entries is None:
@@ -485,6 +487,7 @@ class CloudWatch(RequestDestination):
         if batch.count:
             stream.busy = True
             self._size += batch.size
+            feed.rest()
             self.spawn(self._deliver(feed, stream, batch, self.on_the_way(feed)))
             return
         if not self.has_marks(feed):  # entries of which nothing is sent
@@ -506,8 +509,9 @@ class CloudWatch(RequestDestination):
         target = target_of(feed)
         refused = 0
         try:
-            for request in batch.requests():
-                refused += await self._put(target, request)
+            requests = batch.requests()
+            while requests:
+                refused += await self._put(target, requests.pop(0))
         except ServiceError as error:
             if of_service(error):
                 raise
@@ -579,7 +583,7 @@ class CloudWatch(RequestDestination):
         members = {"logGroupName": name[0], "logStreamName": name[1]}
         if token := self._tokens.get(name):
             members["sequenceToken"] = token
-        return b'%b,"logEvents":[%b]}' % (msgspec.json.encode(members)[:-1], request.wire[:-1])
+        return b"".join((msgspec.json.encode(members)[:-1], b',"logEvents":[', memoryview(request.wire)[:-1], b"]}"))
 
 
 def form() -> Form:

@@ -191,6 +191,7 @@ class SplunkCollector(RequestDestination):
                 body.marks[feed] = self.on_the_way(feed)
                 self._bodies.setdefault(feed, deque()).append(body)
                 self._busy.add(feed)
+                feed.rest()
             else:
                 if not self.has_marks(feed):  # entries of which nothing is sent
                     feed.acknowledge(*feed.mark())
