@@ -194,8 +194,9 @@ class Awslogs(msgspec.Struct, frozen=True, tag_field="driver", tag="awslogs"):
     `CREDENTIALS_HOST`, empty for the default chain. `create_group`, `create_stream`: make what does
     not exist. `multiline`: a regular expression in RE2's syntax (`engine.patterns.compiled`); a
     line in which it matches anywhere begins an event. Empty: every line is an event.
-    `flush_interval`: seconds between two batches. `max_buffered_events`: of one batch.
-    `format`: "json/emf" makes the sender set the header `x-amzn-logs-format`.
+    `flush_interval`: seconds between two batches. `max_buffered_events` has no effect, because
+    lines wait in the spool. `format`: "json/emf" makes the sender set the header
+    `x-amzn-logs-format`.
     """
 
     region: str

@@ -26,7 +26,6 @@ Threads: the event loop's; botocore asks for credentials in others.
 from __future__ import annotations
 
 import asyncio
-import functools
 import heapq
 import logging
 import time
@@ -35,8 +34,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import re2
 
+from engine import patterns
 from engine._fast import wireform
 from engine._fast.wireform import Form
 from engine.logs import cloudwatch
@@ -164,8 +163,8 @@ def split(event: Event) -> list[Event]:
     pieces = []
     begin = 0
     while begin < len(text):
-        end = min(begin + EVENT_MAX, len(text))
-        while end < len(text) and text[end] & 0xC0 == 0x80:
+        end = most = min(begin + EVENT_MAX, len(text))
+        while most - 3 < end < len(text) and text[end] & 0xC0 == 0x80:
             end -= 1
         pieces.append(event._replace(text=text[begin:end]))
         begin = end
@@ -359,17 +358,12 @@ def _return(feed: Feed, marks: list[tuple[int, tuple[Position, State]]], number:
         feed.take(0)
 
 
-@functools.lru_cache(maxsize=64)
 def compiled(expression: str) -> Any:
     """The pattern of `awslogs-multiline-pattern`; None if there is none. The options were checked,
     so one that RE2 does not have is of another version of the engine: lines are not joined."""
-    if not expression:
-        return None
-    options = re2.Options()
-    options.log_errors = False
     try:
-        return re2.compile(expression, options)
-    except re2.error as error:
+        return patterns.compiled(expression) if expression else None
+    except ValueError as error:
         _log.error("awslogs-multiline-pattern %r: %s", expression, error)
         return None
 

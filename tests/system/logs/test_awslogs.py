@@ -95,7 +95,9 @@ def numbers(found: list[str]) -> list[int]:
 
 
 def in_order(found: list[str], count: int) -> bool:
-    """All numbers are there, and each one follows the one before it, if some are also there again."""
+    """All numbers are there, and each one follows the one before it, if some are also there
+    again.
+    """
     expected = 0
     for number in numbers(found):
         if number == expected:

@@ -45,7 +45,9 @@ def lines(hec: Receiver) -> dict[str, list[int]]:
 
 
 def in_order(numbers: list[int], count: int) -> bool:
-    """All numbers are there, and each one follows the one before it, if some are also there again."""
+    """All numbers are there, and each one follows the one before it, if some are also there
+    again.
+    """
     expected = 0
     for number in numbers:
         if number == expected:
