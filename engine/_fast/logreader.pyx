@@ -217,7 +217,8 @@ cdef class LogReader:
             name = self.path if number == 0 else b"%s.%d" % (self.path, number)
             piece = open_piece(name, False)
             if piece is None and number:
-                piece = open_piece(name + b".gz", True)     # packing makes it before it removes the other
+                # packing makes it before it removes the other
+                piece = open_piece(name + b".gz", True)
             number += 1
             if piece is None:
                 missing += 1

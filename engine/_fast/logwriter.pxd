@@ -30,7 +30,8 @@ cdef class LogWriter(Sink):
     cdef int64_t size
     cdef int64_t limit                     # size at which the next rotation is tried; 0: never
     cdef int64_t last                      # time stamp of the newest entry, ns since the epoch
-    cdef uint64_t entries                  # formatted since the object was made, with the dropped ones
+    # formatted since the object was made, with the dropped ones
+    cdef uint64_t entries
     cdef int64_t second                    # the second that `clock` holds as text
     cdef char clock[20]
     cdef Line lines[2]
@@ -39,7 +40,8 @@ cdef class LogWriter(Sink):
     cdef size_t cuts[MAX_CUTS + 1]         # start in `out` of each file that is still to be begun
     cdef int cut_count
     cdef bint turned                       # a rotation has succeeded in this call
-    cdef bint skips                        # entries that rotation removes within a call are not written
+    # entries that rotation removes within a call are not written
+    cdef bint skips
     cdef int fault  # errno of the last write(2) or rotation, 0 when it succeeded
     cdef bint torn  # the file ends in a partial entry that could not be removed
     cdef dict followers  # number → inode of the newest file that the follower is known to hold open

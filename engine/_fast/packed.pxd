@@ -5,7 +5,8 @@ cdef struct Label:                      # what the header of a packed file says 
     int64_t size
     int64_t lines                       # newlines; -1: unknown
     int64_t entries                     # lines that are entries; -1: unknown
-    int64_t first                       # times of the first and last entry, ns since the epoch; 0: unknown
+    # times of the first and last entry, ns since the epoch; 0: unknown
+    int64_t first
     int64_t last
 
 

@@ -6,8 +6,10 @@ from engine._fast.logwriter cimport LogWriter
 
 cdef class PackedLog(LogWriter):
     cdef public bint compress
-    cdef list files                        # `Rotated` of PATH.1 and so on; None for a number that is free
-    cdef object gone                       # (inode, time) of files that were removed or packed lately
+    # `Rotated` of PATH.1 and so on; None for a number that is free
+    cdef list files
+    # (inode, time) of files that were removed or packed lately
+    cdef object gone
     cdef bint surplus                      # more files than `max_file`, or too large ones, are kept
 
     cdef list listed(self)

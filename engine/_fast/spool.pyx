@@ -30,7 +30,8 @@ from engine._fast.logwriter cimport LENIENCE, LogWriter
 from engine._fast.packed cimport Label, read_label
 
 cdef enum:
-    GONE = 32                           # newest removed files whose inode numbers are not used again
+    # newest removed files whose inode numbers are not used again
+    GONE = 32
     INODES = 48                         # tries to get another number
 
 GONE_TIME = 10.0
@@ -183,7 +184,8 @@ cdef class PackedLog(LogWriter):
                 status = os.fstat(file)
                 if stat.S_ISREG(status.st_mode) and (status.st_ino not in taken or len(held) == INODES):
                     return file, status.st_ino
-                held.append(file)       # until another one has been made, so that it gets another number
+                # until another one has been made, so that it gets another number
+                held.append(file)
                 if len(held) > INODES:
                     raise OSError(errno.EINVAL, "not a regular file", os.fsdecode(self.path + b".new"))
                 os.unlink(self.path + b".new")
@@ -310,8 +312,9 @@ cdef class Spool(PackedLog):
         start = position
         after = 0
         if self.size == 0 and self.inode == inode and offset:
-            # Either an operator has truncated the file, or it is another one, just made, with the number of a
-            # removed one. Then the files before it are not acknowledged. So it is made again.
+            # Either an operator has truncated the file, or it is another one, just made, with the
+            # number of a removed one. Then the files before it are not acknowledged. So it is made
+            # again.
             self.gone.append((inode, time.monotonic()))
             fd, fresh = self.make()
             try:

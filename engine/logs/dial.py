@@ -30,24 +30,34 @@ through balancers end otherwise without a word."""
 USER_TIMEOUT = 60_000
 """Milliseconds that sent data may lack TCP's acknowledgement, tcp(7)."""
 
+_IP_RECVERR = (socket.IPPROTO_IP, 11)
+_IPV6_RECVERR = (socket.IPPROTO_IPV6, 25)
+
 P = TypeVar("P", bound=asyncio.Protocol)
 
 
 async def tcp(factory: Callable[[], P], host: str, port: int, tls: Tls | None = None) -> P:
     """A TCP connection, with TLS if `tls` is given. The protocol's `connection_made` has been
-    called."""
+    called; with TLS twice, first with the transport below, whose buffer is not counted in that of
+    the other."""
     loop = asyncio.get_running_loop()
     secured = await loop.run_in_executor(None, context, tls) if tls is not None else None
     async with asyncio.timeout(PATIENCE):
         connection = await _connected(await _resolved(host, port, socket.SOCK_STREAM))
-        name = (tls.server_name or host) if tls is not None else None
         try:
-            _, protocol = await loop.create_connection(
-                factory, sock=connection, ssl=secured, server_hostname=name if secured is not None else None
-            )
+            transport, protocol = await loop.create_connection(factory, sock=connection)
         except BaseException:
             connection.close()
             raise
+        if tls is not None and secured is not None:
+            try:
+                upper = await loop.start_tls(transport, protocol, secured, server_hostname=tls.server_name or host)
+            except BaseException:
+                transport.abort()
+                raise
+            if upper is None:  # closed meanwhile
+                raise ConnectionResetError(errno.ECONNRESET, "connection closed in the TLS handshake")
+            protocol.connection_made(upper)
     return protocol
 
 
@@ -59,9 +69,12 @@ async def stream(factory: Callable[[], P], path: str) -> P:
 
 
 async def udp(host: str, port: int) -> socket.socket:
-    """A connected UDP socket."""
+    """A connected UDP socket, which keeps errors that ICMP reports in its error queue
+    (IP_RECVERR, ip(7))."""
     for family, kind, protocol, _, address in await _resolved(host, port, socket.SOCK_DGRAM):
-        return _datagram(family, kind, protocol, address)
+        made = _datagram(family, kind, protocol, address)
+        made.setsockopt(*(_IPV6_RECVERR if family == socket.AF_INET6 else _IP_RECVERR), 1)
+        return made
     raise OSError(f"{host} has no address")
 
 

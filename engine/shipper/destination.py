@@ -92,6 +92,8 @@ class Destination(ABC):
         self._ready: deque[Feed] = deque()
         self._wake = asyncio.Event()
         self._first_pause = FIRST_PAUSE
+        self.ending = False
+        """Nothing more is sent; `finish` settles what was."""
         self._refused: dict[Feed, tuple[float, int]] = {}
         """When refused lines were last logged, and how many there were since."""
         self._task: asyncio.Task[None] | None = None
@@ -129,7 +131,9 @@ class Destination(ABC):
     def remove(self, feed: Feed) -> None:
         """Its messages on the way are no longer settled."""
         self.feeds.discard(feed)
-        self._marked.pop(feed, None)
+        if self._marked.pop(feed, None):
+            # the feed may return, with marks of its own
+            self._marks = deque(mark for mark in self._marks if mark.feed is not feed)
         self._refused.pop(feed, None)
         if feed.queued:
             self._ready.remove(feed)
@@ -156,25 +160,26 @@ class Destination(ABC):
     def next_feed(self) -> Feed | None:
         """The feed whose turn it is. If there is more in it afterwards, `notify` queues it
         again."""
-        if not self._ready:
-            self._wake.clear()
+        if not self._ready or self.ending:
             return None
         feed = self._ready.popleft()
         feed.queued = False
         return feed
 
     async def wait(self, seconds: float | None = None) -> bool:
-        """Wait until a feed may have something to send. Returns False when that did not happen
-        within the time."""
-        if not self._ready:
-            self._wake.clear()
-            if seconds is None:
-                await self._wake.wait()
-            else:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(seconds):
-                        await self._wake.wait()
+        """Wait until a feed may have something to send, or `interrupt` is called. Returns False
+        when no feed has within the time."""
+        if not self._ready or self.ending:
+            await self.wait_for_change(seconds)
         return bool(self._ready)
+
+    async def wait_for_change(self, seconds: float | None) -> None:
+        """Wait until another feed may have something to send, or `interrupt` is called, whether or
+        not feeds wait already."""
+        self._wake.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
 
     def interrupt(self) -> None:
         """End a `wait`: something else has happened."""
@@ -202,8 +207,9 @@ class Destination(ABC):
         else:
             self._marked[mark.feed] = left - 1
         mark.feed.acknowledge(mark.position, mark.state)
-        if self.error or self.attempts:
-            self._reached()
+        self.attempts = 0
+        if self.error:
+            self.reached()
 
     def drop(self, feed: Feed, lines: int, why: str) -> None:
         """The target takes other messages, but not these, whenever they are sent. They count as
@@ -220,8 +226,8 @@ class Destination(ABC):
             logged, lines = now, 0
         self._refused[feed] = logged, lines
 
-    def _reached(self) -> None:
-        self.attempts = 0
+    def reached(self) -> None:
+        """The target answers. Pauses become shorter only when it has taken something."""
         if self.error:
             self.error, self.since = "", time.time()
             self.owner.changed(self)
@@ -242,14 +248,13 @@ class Destination(ABC):
                 _log.exception("%s %s", self.driver, self.address)
                 self.failed(error)
             finally:
-                await self._abandon()
+                await self.abandon()
             await asyncio.sleep(self._pause())
 
     def failed(self, error: BaseException) -> None:
         """The target cannot be reached, or has failed."""
         self.attempts += 1
         text = describe(error)
-        # One failure at once after a success is often just a restart of the target.
         if self.error != text:
             gone = not self.error
             self.error = text
@@ -257,7 +262,7 @@ class Destination(ABC):
                 self.since = time.time()
                 self.owner.changed(self)
 
-    async def _abandon(self) -> None:
+    async def abandon(self) -> None:
         """Close the connection; what is on the way will be read again."""
         await self.close()
         self._marks.clear()
@@ -274,6 +279,7 @@ class Destination(ABC):
         """End the task. `orderly`: settle first what the target has by then."""
         if self._task is not None:
             task, self._task = self._task, None
+            self.ending = True
             if orderly and not self.error and not task.done():
                 with suppress(*FAILURES):
                     await self.finish()

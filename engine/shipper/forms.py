@@ -90,7 +90,8 @@ def journald(document: Delivery) -> Form:
         "CONTAINER_LOG_EPOCH": document.id,
     }
     for name, value in document.attributes.items():
-        if allowed := journal_field(name):
+        allowed = journal_field(name)
+        if allowed and allowed not in _JOURNAL_OWN:
             fields[allowed] = value
     constant = b"".join(_journal(name, value) for name, value in fields.items())
     heads = tuple(b"PRIORITY=%d\n%bSYSLOG_TIMESTAMP=" % (level, constant) for level in _LEVELS)
@@ -105,11 +106,19 @@ def journald(document: Delivery) -> Form:
     )
 
 
+_JOURNAL_OWN = {
+    *("MESSAGE", "PRIORITY", "SYSLOG_TIMESTAMP", "CONTAINER_LOG_ORDINAL", "CONTAINER_PARTIAL_MESSAGE"),
+    *("CONTAINER_PARTIAL_ID", "CONTAINER_PARTIAL_ORDINAL", "CONTAINER_PARTIAL_LAST"),
+}
+"""Fields that differ from line to line. A label of that name would be a second value."""
+
+
 def journal_field(name: str) -> str:
     """A label's or variable's name as a field of the journal: upper case, other characters replaced
-    by underscores. Empty if nothing is left, since names that begin with an underscore are
-    trusted fields, which clients cannot set (systemd.journal-fields(7))."""
-    return re.sub(r"[^A-Z0-9_]", "_", name.upper()).lstrip("_")[:64]
+    by underscores. Empty if nothing is left. The journal drops names that begin with a digit, and
+    those that begin with an underscore are trusted fields, which clients cannot set
+    (systemd.journal-fields(7))."""
+    return re.sub(r"[^A-Za-z0-9]", "_", name).upper().lstrip("_0123456789")[:64]
 
 
 def _journal(name: str, value: str) -> bytes:
@@ -124,7 +133,7 @@ def fluentd(document: Delivery, target: Fluentd) -> Form:
     records = []
     for stream in _STREAMS:
         fields = {"container_id": document.id, "container_name": f"/{document.name}", "source": stream}
-        fields |= {name: value for name, value in document.attributes.items() if name != "log"}
+        fields |= {name: value for name, value in document.attributes.items() if name not in _FLUENTD_OWN}
         pairs = b"".join(msgspec.msgpack.encode(part) for pair in fields.items() for part in pair)
         whole, part = (_map_header(len(fields) + size) for size in (1, 5))
         key = pairs + msgspec.msgpack.encode("log")
@@ -139,6 +148,10 @@ def fluentd(document: Delivery, target: Fluentd) -> Form:
         tail=_same(b""),
         partial=wireform.FLUENTD,
     )
+
+
+_FLUENTD_OWN = {"log", "partial_message", "partial_id", "partial_ordinal", "partial_last"}
+"""Names that differ from line to line. A label of that name would be in the map twice."""
 
 
 def _map_header(size: int) -> bytes:

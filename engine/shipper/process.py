@@ -50,6 +50,7 @@ IDLE = 60.0
 GIVE_UP = 600.0
 """Seconds that lines of a removed container are kept for their target."""
 TIDY = 5.0
+"""Seconds between looks for what is over."""
 BUSY = 3
 """Exit status: another shipper serves this RUN."""
 UNDELIVERED = "undelivered"
@@ -59,17 +60,24 @@ UNDELIVERED = "undelivered"
 class Shipper:
     """All feeds and destinations."""
 
-    def __init__(self, root: str, run: str) -> None:
-        """Raises OSError."""
+    def __init__(
+        self, root: str, run: str, *, tidy: float = TIDY, idle: float = IDLE, give_up: float = GIVE_UP
+    ) -> None:
+        """The times are those of the constants. Raises OSError."""
+        self._times = (tidy, idle, give_up)
         self.logs = f"{root}/logs"
         self.directory = f"{run}/shipper"
         self.board = Board(os.fsencode(self.directory), monitor=False)
         self.feeds: dict[str, Feed] = {}
         self.destinations: dict[Key, Destination] = {}
         self._unsaved: set[Feed] = set()
-        self._scanned = -1
+        self._scanned = self._generation = -1
         self._looking: asyncio.TimerHandle | None = None
         self._saving = False
+        """A save is due or runs."""
+        self._saves = False
+        self._over: list[Feed] = []
+        """To be closed after the save that runs."""
         self._busy_at = time.monotonic()
         self._ending = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
@@ -90,14 +98,18 @@ class Shipper:
         self._rung()
         await self._ending.wait()
         loop.remove_reader(self.board.bell)
+        if self._looking is not None:
+            self._looking.cancel()
         tidying.cancel()
         server.close()
-        async with asyncio.timeout(10):
-            await asyncio.gather(*(each.end(orderly=True) for each in self.destinations.values()))
-        for feed in self._unsaved:
-            feed.save()
-        for feed in self.feeds.values():
-            feed.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(10):
+                await asyncio.gather(
+                    *(each.end(orderly=True) for each in self.destinations.values()), *self._background
+                )
+        await loop.shutdown_default_executor()
+        for feed in [*self.feeds.values(), *self._over]:
+            self._close(feed)
         with suppress(FileNotFoundError):
             os.unlink(path)
 
@@ -113,9 +125,11 @@ class Shipper:
         self._looking = None
         if self.board.replaced:
             self._new_board()
+        if self.board.generation != self._generation:
+            self._new_generation()
         changed = self.board.changed()
         for number in changed:
-            self._slot_changed(number)
+            self._take(number)
         if self.board.scans() != self._scanned:
             self._scanned = self.board.scans()
             self._scan()
@@ -128,35 +142,56 @@ class Shipper:
         loop = asyncio.get_running_loop()
         try:
             board = Board(os.fsencode(self.directory), monitor=False)
-        except OSError as error:
+        except OSError as error:  # another layout, or no RUN any more: this process is of no use
             _log.error("%s/board: %s", self.directory, error)
+            self._ending.set()
             return
         loop.remove_reader(self.board.bell)
         self.board = board
         loop.add_reader(board.bell, self._rung)
+        self._scanned = self._generation = -1
+
+    def _new_generation(self) -> None:
+        """A new monitor writes the spools. Slots that it has opened may have lost their bits, which
+        were taken for those of the last monitor."""
+        self._generation = self.board.generation
         for feed in self.feeds.values():
             feed.slot = -1
-        self._scanned = -1
+        number = 0
+        while self._take(number):
+            number += 1
 
-    def _slot_changed(self, number: int) -> None:
-        name, is_open, written, _ = self.board.slot(number)
-        feed = self.feeds.get(name) if name else None
-        if not name:
-            return
+    def _take(self, number: int) -> bool:
+        """Take what has changed in that slot. Returns False if there is no such slot."""
+        try:
+            name, is_open, written, lines = self.board.slot(number)
+        except IndexError:
+            return False
+        if name:
+            try:
+                self._slot_changed(number, name, is_open, written, lines)
+            except Exception:  # a fault of this program, or a sender that is not installed
+                _log.exception("container %s", name[:12])
+        return True
+
+    def _slot_changed(self, number: int, name: str, is_open: bool, written: int, lines: int) -> None:
+        feed = self.feeds.get(name)
         if feed is None:
             feed = self._load(f"{self.logs}/{name}")
             if feed is None:
                 return
-        elif feed.slot != number or not is_open:
+        # A slot that has fewer lines than before has been closed and opened again.
+        opened = is_open and (feed.slot != number or lines < feed.slot_lines)
+        if opened:
             self._refresh(feed)
+            feed.slot = number
         if is_open:
-            if feed.slot != number:
-                feed.slot = number
+            feed.written, feed.slot_lines = written, lines
+            if opened:
                 self.acknowledged(feed)
-            feed.written = written
             feed.limit_lag()
-        else:
-            feed.slot, feed.written = -1, 0
+        elif feed.slot in (number, -1):  # else it has been opened again meanwhile, in another slot
+            feed.slot, feed.written = -1, written
         feed.destination.notify(feed)
 
     # --- spools on disk ---------------------------------------------------------------------------
@@ -172,7 +207,7 @@ class Shipper:
             else:
                 feed.directory = f"{removed}/{name}"
             if feed is not None and not feed.until:
-                feed.until = (int(at) if at.isdecimal() else time.time()) + GIVE_UP
+                feed.until = (int(at) if at.isdecimal() else time.time()) + self._times[2]
                 feed.destination.notify(feed)
         for name in _listed(self.logs):
             if name != UNDELIVERED and name not in self.feeds:
@@ -181,8 +216,7 @@ class Shipper:
                     feed.destination.notify(feed)
 
     def _load(self, directory: str) -> Feed | None:
-        """The feed of a spool on disk; None, with a line in the log, if its document cannot be
-        read."""
+        """The feed of a spool on disk; None, with a line in the log, if it cannot be served."""
         document = self._document(directory)
         if document is None:
             return None
@@ -190,6 +224,9 @@ class Shipper:
             feed = Feed(directory, document, self._destination(document))
         except OSError as error:
             _log.error("%s: %s", directory, error)
+            return None
+        except Exception:  # a fault of this program, or a sender that is not installed
+            _log.exception("%s", directory)
             return None
         self.feeds[document.id] = feed
         feed.destination.add(feed)
@@ -260,29 +297,46 @@ class Shipper:
 
     def _save(self) -> None:
         unsaved, self._unsaved = self._unsaved, set()
+        positions = [(feed, feed.position()) for feed in unsaved]
 
         def save() -> None:
-            for feed in unsaved:
-                feed.save()
+            for feed, position in positions:
+                feed.save(position)
 
+        self._saves = True
         saved = asyncio.get_running_loop().run_in_executor(None, save)
         saved.add_done_callback(self._saved)
 
     def _saved(self, done: asyncio.Future[None]) -> None:
-        self._saving = False
+        self._saving = self._saves = False
         if not done.cancelled() and (error := done.exception()) is not None:
             _log.error("positions cannot be saved: %s", error)
+        for feed in self._over:
+            self._close(feed)
+        self._over.clear()
         if self._unsaved:
             self._saving = True
             asyncio.get_running_loop().call_later(SAVE, self._save)
 
+    def _close(self, feed: Feed) -> None:
+        if feed in self._unsaved:
+            self._unsaved.discard(feed)
+            try:
+                feed.save(feed.position())
+            except OSError as error:
+                _log.error("%s: %s", feed.directory, error)
+        feed.close()
+
     # --- what is over -----------------------------------------------------------------------------
 
     async def _tidy(self) -> None:
+        tidy, idle, _ = self._times
         while True:
-            await asyncio.sleep(TIDY)
+            await asyncio.sleep(tidy)
             for feed in list(self.feeds.values()):
-                if feed.slot < 0 and not feed.queued:
+                if feed.broken:  # nothing else may tell that its spool can be read again
+                    feed.destination.notify(feed)
+                if feed.slot < 0:
                     self._conclude(feed)
             for key, each in list(self.destinations.items()):
                 if not each.feeds:
@@ -290,40 +344,41 @@ class Shipper:
                     task = asyncio.get_running_loop().create_task(each.end(orderly=True))
                     self._background.add(task)
                     task.add_done_callback(self._background.discard)
+            if self.board.replaced:
+                self._rung()
             now = time.monotonic()
             if self.feeds or self._unsaved or self._background:
                 self._busy_at = now
-            elif now - self._busy_at > IDLE:
+            elif now - self._busy_at > idle:
                 self._ending.set()
 
     def _conclude(self, feed: Feed) -> None:
         """Forget a feed that is delivered, or whose time is over."""
         if not os.path.exists(feed.directory):
-            with suppress(OSError):  # renamed: the monitor tells soon
-                if any(name.startswith(feed.document.id) for name in _listed(f"{self.logs}/{UNDELIVERED}")):
-                    self._scan()
-                    return
-            self._forget(feed)
+            if any(name.startswith(feed.document.id) for name in _listed(f"{self.logs}/{UNDELIVERED}")):
+                self._scan()  # renamed: the monitor tells soon
+            else:
+                self._forget(feed)
             return
-        delivered = feed.drained and feed.acked == feed.at
-        if delivered or (feed.until and time.time() > feed.until):
-            if not delivered:
-                size, lines = feed.waiting()
-                feed.dropped_lines += lines
-                _log.warning("container %s, removed: %d lines (%d bytes) dropped", feed.name, lines, size)
-                self._report("lost", feed.destination, container=feed.document.id, lines=lines)
-            self._forget(feed)
-            if feed.until:
-                shutil.rmtree(feed.directory, ignore_errors=True)
+        over = bool(feed.until) and time.time() > feed.until
+        if not over and (feed.queued or not feed.delivered):
+            return
+        if not feed.delivered:
+            size, lines = feed.waiting()
+            feed.dropped_lines += lines
+            _log.warning("container %s, removed: %d lines (%d bytes) dropped", feed.name, lines, size)
+            self._report("lost", feed.destination, container=feed.document.id, lines=lines)
+        self._forget(feed)
+        if feed.until:
+            shutil.rmtree(feed.directory, ignore_errors=True)
 
     def _forget(self, feed: Feed) -> None:
         feed.destination.remove(feed)
-        if feed in self._unsaved:
-            self._unsaved.discard(feed)
-            with suppress(OSError):
-                feed.save()
-        feed.close()
         del self.feeds[feed.document.id]
+        if self._saves:  # its descriptor may be in use
+            self._over.append(feed)
+        else:
+            self._close(feed)
 
     # --- questions of the daemon ------------------------------------------------------------------
 

@@ -1,9 +1,13 @@
 """Targets behind datagrams: syslog and GELF over UDP, the local syslog, and the journal.
 
-UDP promises nothing, so a line counts as delivered when it is sent. Only the report that nobody
-listens (ICMP, ECONNREFUSED) is known; the rest waits then. A Unix datagram socket is reliable: its
-send fails while the receiver's queue is full, and SIOCOUTQ is 0 when the receiver has read all of
-them.
+UDP promises nothing, so a line counts as delivered `GRACE` seconds after it was sent, unless ICMP
+has reported that nothing listens there, or that the host cannot be reached. Then the rest waits.
+sendmmsg(2) drops such a report when it has sent other messages; the error queue keeps it.
+
+A Unix datagram socket is reliable: its send fails while the receiver's queue is full. SIOCOUTQ
+counts the memory of the messages that the receiver has not read. Those of a dead receiver are
+freed too, so nothing is settled before an empty message has shown that it lives. Receivers ignore
+empty messages.
 
 Owns:    the socket.
 Threads: the event loop's.
@@ -22,7 +26,9 @@ import struct
 import termios
 import time
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from isal import isal_zlib
 
@@ -32,11 +38,19 @@ from engine.logs import dial
 from engine.logs.deliveries import JOURNAL, Delivery, Gelf, Journald, Syslog
 from engine.shipper import forms
 from engine.shipper.destination import TURN, Destination, Owner
-from engine.shipper.feed import Formed
+from engine.shipper.feed import Feed, Formed
 
+GRACE = 0.2
+"""Seconds in which a report of ICMP about a UDP datagram can come."""
+SMALLEST = 512
+"""Bytes of memory that a queued message takes at least, with the kernel's structures: 768 on
+x86_64."""
 RESOLVE_AGAIN = 60.0
 """Seconds after which the name of a UDP target is resolved again."""
 LOOK = 0.05
+"""Seconds between looks at what has been received, while something is on the way."""
+FINISH = 2.0
+"""Seconds that a receiver may take to read the last messages."""
 GELF_CHUNK = 1420
 """Bytes of a datagram, which fits into a usual MTU; of a chunk with its header of 12."""
 GELF_CHUNKS = 128
@@ -50,21 +64,25 @@ class DatagramDestination(Destination):
         super().__init__(owner, document)
         self._socket: socket.socket | None = None
         self._sent = 0
+        """Messages."""
         self._opened = 0.0
+        self._recent: deque[tuple[float, int]] = deque()
+        """Of UDP: when which number had been sent."""
 
     @abstractmethod
     async def dial(self) -> socket.socket:
         """A connected, non-blocking socket. Raises one of `FAILURES`."""
 
-    def packed(self, formed: Formed) -> tuple[bytes, Sequence[int]]:
-        """The datagrams of some messages: their bytes, and the end of each."""
+    def packed(self, feed: Feed, formed: Formed) -> tuple[bytes, Sequence[int]]:
+        """The datagrams of some messages of a feed: their bytes, and the end of each."""
         return formed.wire, formed.ends
 
-    def refused(self, message: bytes) -> None:
-        """A message that is too large for one datagram. Raises OSError if it must wait."""
+    async def too_large(self, message: bytes) -> None:
+        """A message that is too large for one datagram. Without a way around it is lost."""
 
     async def open(self) -> None:
         self._sent = 0
+        self._recent.clear()
         self._opened = time.monotonic()
         self._socket = await self.dial()
 
@@ -76,13 +94,14 @@ class DatagramDestination(Destination):
     async def pass_on(self) -> None:
         assert self._socket is not None
         local = self._socket.family == socket.AF_UNIX
+        look = self._look_at_queue if local else self._look_at_errors
         while True:
             feed = self.next_feed()
             if feed is None:
                 if self._marks:
-                    self._look()
+                    look()
                 await self.wait(LOOK if self._marks else None)
-                if not local and time.monotonic() - self._opened > RESOLVE_AGAIN:
+                if not local and not self._marks and time.monotonic() - self._opened > RESOLVE_AGAIN:
                     await self.close()
                     await self.open()
                 continue
@@ -92,40 +111,70 @@ class DatagramDestination(Destination):
                 continue
             self.notify(feed)
             if formed.messages:
-                await self._send(*self.packed(formed))
-                self._sent += 1
+                wire, ends = self.packed(feed, formed)
+                await self._send(wire, ends)
+                self._sent += len(ends)
             self.sent(self._sent, feed)
-            if local:
-                self._look()
-            else:
-                self.settle(self._sent)
+            look()
             await asyncio.sleep(0)
 
-    def _look(self) -> None:
-        """Settle what the receiver has read."""
+    async def finish(self) -> None:
+        for _ in range(round(FINISH / LOOK)):
+            if not self._marks or self._socket is None:
+                break
+            await asyncio.sleep(LOOK)
+
+    def _look_at_queue(self) -> None:
+        """Settle what the receiver of a Unix socket has read. Raises OSError if it is dead."""
         assert self._socket is not None
         answer = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
-        if struct.unpack("i", answer)[0] == 0:
+        received = self._sent - -(-struct.unpack("i", answer)[0] // SMALLEST)
+        if self._marks and self._marks[0].at <= received:
+            with suppress(BlockingIOError):  # a full queue, but of a living one
+                self._socket.send(b"")
+            self.settle(received)
+
+    def _look_at_errors(self) -> None:
+        """Settle what was sent over UDP a while ago. Raises OSError if there was an error since."""
+        assert self._socket is not None
+        with suppress(BlockingIOError):
+            _, more, _, _ = self._socket.recvmsg(0, 512, socket.MSG_ERRQUEUE)
+            # struct sock_extended_err of linux/errqueue.h
+            reported = struct.unpack_from("I", more[0][2])[0] if more else errno.ECONNREFUSED
+            if reported != errno.EMSGSIZE:  # fragmented from now on
+                raise OSError(reported, os.strerror(reported))
+        now = time.monotonic()
+        if not self._recent or self._recent[-1][1] < self._sent:
+            self._recent.append((now, self._sent))
+        while self._recent and self._recent[0][0] <= now - GRACE:
+            self.settle(self._recent.popleft()[1])
+        if not self._recent:
             self.settle(self._sent)
 
     async def _send(self, wire: bytes, ends: Sequence[int]) -> None:
         assert self._socket is not None
         descriptor = self._socket.fileno()
-        first = 0
+        first, refused = 0, -1
         while first < len(ends):
             try:
                 sent = datagrams.send(descriptor, wire, ends, first)
             except OSError as error:
                 if error.errno != errno.EMSGSIZE:
                     raise
-                self.refused(wire[ends[first - 1] if first else 0 : ends[first]])
-                sent = 1
+                if refused == first:
+                    await self.too_large(wire[ends[first - 1] if first else 0 : ends[first]])
+                    first += 1
+                else:  # the error may be about an earlier one
+                    refused = first
+                continue
             if sent == 0:
-                await self._writable(descriptor)
+                await self.writable()
             first += sent
 
-    async def _writable(self, descriptor: int) -> None:
-        loop = asyncio.get_running_loop()
+    async def writable(self) -> None:
+        """Wait until the socket may take more."""
+        assert self._socket is not None
+        loop, descriptor = asyncio.get_running_loop(), self._socket.fileno()
         ready = asyncio.Event()
         loop.add_writer(descriptor, ready.set)
         try:
@@ -165,8 +214,8 @@ class GelfDatagrams(DatagramDestination):
         assert isinstance(target, Gelf)
         return await dial.udp(target.host, target.port)
 
-    def packed(self, formed: Formed) -> tuple[bytes, Sequence[int]]:
-        target = self.target
+    def packed(self, feed: Feed, formed: Formed) -> tuple[bytes, Sequence[int]]:
+        target = feed.document.target  # compression may differ between feeds
         assert isinstance(target, Gelf)
         if target.compression == "none" and not _large(formed):
             return formed.wire, formed.ends
@@ -174,7 +223,7 @@ class GelfDatagrams(DatagramDestination):
         level = 1 if target.level < 0 else min(target.level, 3)
         window = 31 if target.compression == "gzip" else 15
         parts: list[bytes] = []
-        ends = array.array("Q")
+        ends = array.array("I")
         begin = size = 0
         for end in formed.ends:
             message = formed.wire[begin:end]
@@ -225,13 +274,19 @@ class Journal(DatagramDestination):
     async def dial(self) -> socket.socket:
         return dial.datagram(JOURNAL)
 
-    def refused(self, message: bytes) -> None:
+    async def too_large(self, message: bytes) -> None:
         assert self._socket is not None
         file = os.memfd_create("journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.write(file, message)
+            left = memoryview(message)
+            while left:
+                left = left[os.write(file, left) :]
             seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
-            socket.send_fds(self._socket, [b""], [file])
+            while True:
+                with suppress(BlockingIOError):
+                    socket.send_fds(self._socket, [b""], [file])
+                    return
+                await self.writable()
         finally:
             os.close(file)

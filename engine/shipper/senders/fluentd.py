@@ -34,13 +34,16 @@ _ANSWER_LONGEST = 4096
 
 
 class _Chunk:
-    """A message that waits for its answer."""
+    """A message that waits for its answer, or entries of which nothing is sent, which are `done`
+    but must wait for those before them.
+    """
 
     __slots__ = ("done", "mark", "sent")
 
-    def __init__(self, mark: Mark) -> None:
-        self.mark = mark
-        self.done = False
+    def __init__(self, mark: Mark, *, done: bool) -> None:
+        self.mark: Mark | None = mark
+        """None: its feed has left this destination."""
+        self.done = done
         self.sent = time.monotonic()
 
 
@@ -79,15 +82,19 @@ class FluentdStream(StreamDestination):
     def may_send(self) -> bool:
         return len(self._chunks) < CHUNKS
 
-    def sent_part(self, feed: Feed) -> None:
+    def sent_part(self, feed: Feed, formed: Formed) -> None:
         if not self._fluentd.request_ack:
-            super().sent_part(feed)
-        elif self._chunk:
+            super().sent_part(feed, formed)
+        else:
             self.sent(0, feed)
-            self._chunks[self._chunk] = _Chunk(self._marks.pop())
-            self._chunk = ""
-        elif not self.has_marks(feed):  # entries of which nothing is sent
-            feed.acknowledge(*feed.mark())
+            name, self._chunk = self._chunk or secrets.token_hex(16), ""
+            self._chunks[name] = _Chunk(self._marks.pop(), done=not formed.messages)
+
+    def remove(self, feed: Feed) -> None:
+        super().remove(feed)
+        for chunk in self._chunks.values():
+            if chunk.mark is not None and chunk.mark.feed is feed:
+                chunk.mark = None
 
     def pending(self) -> bool:
         return bool(self._chunks) or super().pending()
@@ -107,7 +114,8 @@ class FluentdStream(StreamDestination):
                     raise TimeoutError(f"no acknowledgement of a chunk within {patience:g} s")
                 break
             del self._chunks[name]
-            self.settled(chunk.mark)
+            if chunk.mark is not None:
+                self.settled(chunk.mark)
 
     async def close(self) -> None:
         self._chunks.clear()
