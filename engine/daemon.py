@@ -40,6 +40,7 @@ from engine.containers.health import HealthChecks
 from engine.containers.launch import BUNDLES, END_LIMIT, ROOT
 from engine.containers.lifecycle import State
 from engine.containers.oom import OomNotices
+from engine.containers.packing import Packing
 from engine.containers.parts import Lifecycle, Parts
 from engine.containers.stats import Statistics
 from engine.containers.store import ContainerStore
@@ -224,6 +225,7 @@ class Daemon:
             attach_stall=config.attach_stall,
             on_exit=self._exited,
             on_detach=self._detached,
+            on_rotated=self._rotated,
             root=config.root,
         )
         self.facts = await asyncio.to_thread(_read_host, config.root, self.cgroups)
@@ -248,6 +250,8 @@ class Daemon:
                 lifecycle=self.lifecycle,
             )
         )
+        self.packing = Packing(self.containers.find)
+        stack.push_async_callback(self.packing.close)
         self.execs = Execs(config.run, self.containers, self.monitor, self.runtimes, self.grace_period)
         self.health = HealthChecks(self.execs)
         self._subscribe()
@@ -266,6 +270,7 @@ class Daemon:
         lifecycle.runs.subscribe(lambda container: self._running_changed(container, True))
         lifecycle.rests.subscribe(lambda container: self._running_changed(container, False))
         lifecycle.ended.subscribe(lambda container: self.statistics.ended(container.id))
+        lifecycle.ended.subscribe(lambda container: self.packing.rotated(container.id))
         lifecycle.gone.subscribe(lambda container: self.execs.forget_container(container.id))
         lifecycle.gone.subscribe(lambda container: memory.trim_soon())
         self.images.idle.when_idle(memory.trim_soon)
@@ -277,6 +282,7 @@ class Daemon:
         await self.containers.open()
         for container in self.containers:
             self.oom.begin(container)
+            self.packing.rotated(container.id)
         await self.networks.settle()
         await self.attachments.settle()
         self.images.changed.subscribe(self.containers.images_changed)
@@ -432,6 +438,9 @@ class Daemon:
     def _running_changed(self, container: Container, runs: bool) -> None:
         if self._restored:  # before that, `resume` handles all exits
             self.health.changed(container, runs)
+
+    def _rotated(self, key: str) -> None:
+        self.packing.rotated(key)
 
     def _detached(self, key: str, client: int, by_keys: bool) -> None:
         """A client has left. Docker publishes an event only for the detach keys."""

@@ -47,6 +47,12 @@ def delivered(record: ContainerRecord) -> bool:
     return drivers.remote(record.host.log_config)
 
 
+def may_compress(record: ContainerRecord) -> bool:
+    """False if rotated files of its log are never compressed."""
+    log = record.host.log_config
+    return log.type not in ("", "json-file", "none") or "compress" in log.config
+
+
 def spool(config: Config, container_id: str) -> Path:
     """The directory of its undelivered lines, of their delivery document and of the position up to
     which they are delivered."""

@@ -318,3 +318,24 @@ def test_the_shipper_ends_when_it_has_nothing_to_do(own: TempEngine, receiver: R
     counting(own, receiver, 2)
     receiver.until(1)
     assert shipper(own) not in (0, pid)
+
+
+def test_rotated_files_are_compressed_and_read(own: TempEngine) -> None:
+    options = {"max_size": "200k", "max_file": "4"}
+    for kind, more in (("local", {}), ("json-file", {"compress": "true"})):
+        container = own.started("sh", "-c", "seq 100000 106999; cat", OpenStdin=True, host=log(kind, **options, **more))
+        directory = own.root / "containers" / container
+
+        def packed(directory: Path = directory) -> list[str]:
+            return sorted(each.name[-3:] for each in directory.glob("*-json.log.*"))
+
+        until("all rotated files are compressed", lambda: packed() and set(packed()) == {".gz"})
+        lines = own.logs(container).split()
+        assert len(lines) > 5_000
+        assert [int(line) for line in lines] == list(range(int(lines[0]), 107_000))
+        assert own.logs(container, "stdout=1&tail=6500").split() == lines[-6500:]
+        own.kill_monitor()
+        assert own.logs(container).split() == lines
+        own.post(f"/containers/{container}/kill")
+        own.wait(container)
+        assert own.logs(container).split() == lines

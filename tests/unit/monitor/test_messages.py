@@ -41,7 +41,11 @@ ORDERS = [
     messages.Relay(15, b"\x7f\0\0\1"),
     messages.Shutdown(12),
 ]
-NEW_ORDERS = [messages.Hold(16, "name")]
+NEW_ORDERS = [
+    messages.Hold(16, "name"),
+    messages.Ship(17, "/root"),
+    messages.Compressed(18, "k", 1 << 40, "/x.1.packing"),
+]
 """Those that monitors of the previous protocol refuse."""
 REPORTS = [
     messages.Done(1, pid=2, client=3, log_inode=4, log_offset=5),
@@ -53,7 +57,7 @@ REPORTS = [
     messages.Detached("k", 4, True),
     messages.Superseded(),
 ]
-NEW_REPORTS = [messages.Held("name")]
+NEW_REPORTS = [messages.Held("name"), messages.Rotated("k")]
 """Those that a daemon gets only if it asks for them."""
 CODECS = [messages.CURRENT, previous.CODEC]
 

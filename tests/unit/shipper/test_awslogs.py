@@ -20,7 +20,7 @@ from engine.logs import cloudwatch
 from engine.logs.cloudwatch import ServiceError
 from engine.logs.deliveries import Awslogs
 from engine.shipper.destination import Destination
-from engine.shipper.feed import Entry
+from engine.shipper.feed import Entry, Lost
 from engine.shipper.senders import awslogs
 from engine.shipper.senders.awslogs import (
     BATCH_EVENTS,
@@ -491,8 +491,9 @@ def test_batches_are_cut_between_events(tmp_path_factory: pytest.TempPathFactory
 def test_a_notice_is_an_event(spool: Spool) -> None:
     """Lines are missing at its place, so no event goes on behind it, and it is not left."""
     spool.write(b"> a\nb\n")
-    spool.feed._notice = b'{"log":"lines are missing\\n","stream":"stderr","time":"2026-01-01T00:00:00.000000001Z"}\n'
-    assert read(spool, "^>") == (["lines are missing\n"], True)
+    spool.feed._lost = Lost(lines=7, bytes=70, untold=7)
+    text = "7 lines of this container were lost before this one: its target is too slow\n"
+    assert read(spool, "^>") == ([text], True)
     assert read(spool, "^>", stale=0) == (["> a\nb\n"], False)
 
 
