@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -185,24 +184,25 @@ def test_no_line_is_lost_while_anything_is_killed(own: TempEngine, receiver: Rec
 def test_a_target_that_is_away(own: TempEngine, receiver: Receiver) -> None:
     container = counting(own, receiver, 200)
     receiver.until(10)
-    events = own.popen("events", "--filter", "type=daemon", "--format", "{{json .}}", stdout=subprocess.PIPE)
     receiver.close()
 
     def retrying() -> bool:
         state = delivery(own, container)
         return bool(state["State"] == "retrying" and "refused" in state["Error"] and state["Waiting"] > 0)
 
+    def events() -> list[str]:
+        target = f"/events?since=1&until={time.time():.0f}.9&filters=" + '{"type":["daemon"]}'
+        return [json.loads(line)["Action"] for line in own.request("GET", target).body.splitlines()]
+
     until("the state says so", retrying)
+    until("there is an event", lambda: events() == ["log-unreachable"])
     own.restart()
     until("the state says so again", retrying)
     receiver.open()
     receiver.until(*range(200))
     until("it is reached again", lambda: delivery(own, container)["State"] != "retrying")
     assert in_order(receiver.numbers())
-    events.kill()
-    assert events.stdout is not None
-    seen = [json.loads(line)["Action"] for line in events.stdout if line.strip()]
-    assert seen[:1] == ["log-unreachable"]
+    until("there is an event of its return", lambda: events() == ["log-reachable"])
 
 
 def test_lines_of_a_removed_container_are_delivered(own: TempEngine, receiver: Receiver) -> None:
