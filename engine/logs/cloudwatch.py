@@ -154,7 +154,9 @@ class CloudWatchLogs:
         kind = str(found.get("__type") or answer.headers.get("x-amzn-ErrorType") or "")
         kind = kind.rpartition("#")[2].partition(":")[0]
         message = str(found.get("message") or found.get("Message") or "")
-        message = " ".join((message if kind else answer.line).split())[:300]
+        # Further lines of a wrong signature's message have the request's headers, among them the
+        # security token.
+        message = (message if kind else answer.line).partition("\n")[0][:300]
         raise ServiceError(answer.status, kind, message, found)
 
     async def _signed(self, headers: dict[str, str], body: bytes) -> dict[str, str]:

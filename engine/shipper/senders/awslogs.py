@@ -437,7 +437,7 @@ class CloudWatch(RequestDestination):
         while True:
             await self.check()
             self._admit(time.monotonic())
-            if self._now and self.requests < REQUESTS and self._size < ON_THE_WAY:
+            if self._now and not self.ending and self.requests < REQUESTS and self._size < ON_THE_WAY:
                 feed = self._now.popleft()
                 if (stream := self._streams.get(feed)) is not None:
                     self._begin(feed, stream)

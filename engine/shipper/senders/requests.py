@@ -29,6 +29,8 @@ class RequestDestination(Destination):
         self._tasks: set[asyncio.Task[None]] = set()
         self._beside: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
+        self.ending = False
+        """Nothing more is to be sent."""
 
     @property
     def requests(self) -> int:
@@ -82,5 +84,6 @@ class RequestDestination(Destination):
         self._failure = None
 
     async def finish(self) -> None:
+        self.ending = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=GRACE)

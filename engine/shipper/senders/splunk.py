@@ -37,7 +37,7 @@ from engine.logs.web import Answer
 from engine.shipper import forms
 from engine.shipper.destination import TURN, Mark, Owner, Refused
 from engine.shipper.feed import Entry, Feed
-from engine.shipper.senders.requests import RequestDestination
+from engine.shipper.senders.requests import GRACE, RequestDestination
 
 REQUESTS = 4
 EVENTS = 1000
@@ -154,7 +154,7 @@ class SplunkCollector(RequestDestination):
             self.spawn(self._poll(), beside=True)
         while True:
             await self.check()
-            may_send = self.requests < REQUESTS
+            may_send = self.requests < REQUESTS and not self.ending
             body = self._gather() if may_send else None
             if body is not None:
                 self.spawn(self._deliver(body))
@@ -298,9 +298,11 @@ class SplunkCollector(RequestDestination):
                 raise TimeoutError(f"no acknowledgement of the indexer within {ACK_PATIENCE:g} s")
 
     async def finish(self) -> None:
-        end = time.monotonic() + 5
-        while (self._busy or self._acks) and self._failure is None and time.monotonic() < end:
-            await self.pause(0.1)
+        """Waits for acknowledgements too, for a moment."""
+        await super().finish()
+        end = time.monotonic() + GRACE
+        while self._acks and self._failure is None and time.monotonic() < end:
+            await self.pause(POLL / 10)
 
 
 def without_refused(events: list[Event], answer: Answer) -> tuple[list[list[Event]], dict[Feed, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -325,6 +326,22 @@ def test_multiline_of_a_container_that_ends(shipping: Shipping, stub: Receiver) 
     shipping.start()
     until("all are acknowledged", lambda: delivered(shipping))
     assert messages(stub)["stream"] == ["> one\nmore\n", "> two\n"]
+    until("the container is forgotten", lambda: spool.id not in shipping.states())
+
+
+def test_the_shipper_ends(shipping: Shipping, stub: Receiver) -> None:
+    """Requests on the way are settled first, so nothing is sent twice."""
+    stub.faults(delay=0.2)
+    spool = shipping.spool(target(stub.url))
+    shipping.start()
+    spool.write(numbered(0, 20_000))
+    spool.end()
+    until("a request is on the way", stub.requests)
+    assert shipping.kill(signal.SIGTERM) == 0
+    stub.faults()
+    shipping.start()
+    until("all are acknowledged", lambda: delivered(shipping))
+    assert numbers(messages(stub)["stream"]) == list(range(20_000))
 
 
 def test_multiline_that_never_matches(shipping: Shipping, stub: Receiver) -> None:

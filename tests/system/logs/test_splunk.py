@@ -265,6 +265,23 @@ def test_the_shipper_is_killed(shipping: Shipping, hec: Receiver, acknowledged: 
     assert all(in_order(found[spool.document.tag], 10_000) for spool in spools)
 
 
+@pytest.mark.parametrize("acknowledged", [False, True])
+def test_the_shipper_ends(shipping: Shipping, hec: Receiver, acknowledged: bool) -> None:
+    """Requests on the way are settled first, so nothing is sent twice."""
+    hec.faults(delay=0.2)
+    spool = shipping.spool(target(hec, index_acknowledgment=acknowledged))
+    shipping.start()
+    spool.write(numbered(0, 5000))
+    until("a request is on the way", lambda: len(hec.stored()) >= 1000)
+    assert shipping.kill(signal.SIGTERM) == 0
+    hec.faults()
+    shipping.start()
+    until("all are acknowledged", lambda: delivered(shipping))
+    assert lines(hec)[spool.document.tag] == list(range(5000))
+    spool.end()
+    until("the container is forgotten", lambda: spool.id not in shipping.states())
+
+
 def test_the_collector_is_killed(shipping: Shipping, hec: Receiver) -> None:
     """With acknowledgements nothing is lost that it had in memory alone."""
     spools = [shipping.spool(target(hec, index_acknowledgment=True)) for _ in range(3)]
