@@ -322,7 +322,7 @@ def _join(feed: Feed, batch: Batch, joiner: Joiner, stale: int, now: int) -> Non
             at_end = True
             break
         # That lines are missing here is an entry which is not in the spool, and an event by itself.
-        notice = bool(entries) and feed.mark() == before
+        notice = bool(entries) and feed.mark()[0] == before[0]
         if notice:
             events += joiner.flush(number)
         marks.append((number, before))
@@ -443,7 +443,7 @@ class CloudWatch(RequestDestination):
                     self._begin(feed, stream)
                     await asyncio.sleep(0)  # other destinations' turn
             else:
-                await self.pause(max(0.0, self._due[0][0] - time.monotonic()) if self._due else None)
+                await self.wait_for_change(max(0.0, self._due[0][0] - time.monotonic()) if self._due else None)
 
     # --- when a feed is read ----------------------------------------------------------------------
 

@@ -29,8 +29,6 @@ class RequestDestination(Destination):
         self._tasks: set[asyncio.Task[None]] = set()
         self._beside: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
-        self.ending = False
-        """Nothing more is to be sent."""
 
     @property
     def requests(self) -> int:
@@ -58,16 +56,6 @@ class RequestDestination(Destination):
                 await asyncio.wait(self._tasks, timeout=GRACE)
             raise self._failure
 
-    async def pause(self, seconds: float | None = None) -> None:
-        """Wait until a request has ended or a feed may have something, also if one had something
-        before."""
-        self._wake.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-
     def on_the_way(self, feed: Feed) -> Mark:
         """What was read of the feed so far is on the way. `settled` takes the mark when the target
         has it."""
@@ -84,6 +72,5 @@ class RequestDestination(Destination):
         self._failure = None
 
     async def finish(self) -> None:
-        self.ending = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=GRACE)

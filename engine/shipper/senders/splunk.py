@@ -161,7 +161,7 @@ class SplunkCollector(RequestDestination):
             if body is not None or (may_send and self._ready):
                 await asyncio.sleep(0)  # other destinations' turn
             else:
-                await self.pause()
+                await self.wait_for_change(None)
 
     # --- bodies -----------------------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ class SplunkCollector(RequestDestination):
         await super().finish()
         end = time.monotonic() + GRACE
         while self._acks and self._failure is None and time.monotonic() < end:
-            await self.pause(POLL / 10)
+            await self.wait_for_change(POLL / 10)
 
 
 def without_refused(events: list[Event], answer: Answer) -> tuple[list[list[Event]], dict[Feed, int]]:

@@ -497,6 +497,17 @@ def test_a_notice_is_an_event(spool: Spool) -> None:
     assert read(spool, "^>", stale=0) == (["> a\nb\n"], False)
 
 
+def test_no_event_goes_on_behind_a_notice(spool: Spool) -> None:
+    spool.write(b"> a\n")
+    batch, joiner = Batch(), Joiner(awslogs.compiled("^>"))
+    events = joiner.add(0, Entry(1, 0, b"> before", True))
+    spool.feed._lost = Lost(lines=7, bytes=70, untold=7)
+    assert not events
+    awslogs._join(spool.feed, batch, joiner, 0, NOW)
+    found = [each["message"] for request in batch.requests() for each in events_of(request)]
+    assert sorted(text.split()[0] for text in found) == ["7", ">", ">"] and "> before\n" in found
+
+
 def test_clocks_that_jump_are_put_in_order(spool: Spool) -> None:
     spool.entries([(NOW + offset, f"{offset}") for offset in (0, 5, 3, -2 * DAY, 10, DAY, -1)])
     spool.end()
