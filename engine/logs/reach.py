@@ -12,10 +12,11 @@ Raises:  OSError, ssl.SSLError or TimeoutError, for which `reason` has the words
 from __future__ import annotations
 
 import asyncio
+import importlib
 import ssl
 
 from engine.logs import dial
-from engine.logs.deliveries import JOURNAL, Fluentd, Gelf, Journald, Remote, Syslog, Tls
+from engine.logs.deliveries import JOURNAL, Awslogs, Fluentd, Gelf, Journald, Remote, Splunk, Syslog, Tls
 
 FAILURES = (OSError, ssl.SSLError, TimeoutError)
 
@@ -43,6 +44,10 @@ async def check(target: Remote) -> None:
             await _tcp(target.host, target.port, Tls() if target.scheme == "tls" else None)
         case Journald():
             dial.datagram(JOURNAL).close()
+        case Splunk(verify_connection=True):
+            await _probe("collector", target)
+        case Awslogs():
+            await _probe("cloudwatch", target)
 
 
 def reason(error: BaseException) -> str:
@@ -64,6 +69,12 @@ class _Caller(asyncio.Protocol):
 
 async def _tcp(host: str, port: int, tls: Tls | None = None) -> None:
     (await dial.tcp(_Caller, host, port, tls)).transport.close()
+
+
+async def _probe(name: str, target: Remote) -> None:
+    """Ask by a module that is large, and loaded in a thread when the first target needs it."""
+    module = await asyncio.to_thread(importlib.import_module, f"engine.logs.{name}")
+    await module.probe(target)
 
 
 async def _stream(path: str) -> None:

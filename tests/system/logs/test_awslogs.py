@@ -18,7 +18,7 @@ from typing import Any
 import botocore.session
 import pytest
 
-from engine.logs import cloudwatch
+from engine.logs import cloudwatch, reach
 from engine.logs.deliveries import Awslogs
 from tests.harness import free_ports, until
 from tests.receivers import HOST, SECRET, Receiver
@@ -547,8 +547,8 @@ def test_the_check_at_a_start(stub: Receiver, monkeypatch: pytest.MonkeyPatch) -
     }
     for each, text in failures.items():
         with pytest.raises(OSError) as refused:
-            asyncio.run(cloudwatch.probe(each))
-        assert refused.value.strerror == text
+            asyncio.run(reach.check(each))
+        assert reach.reason(refused.value) == text
     before = len(stub.requests())
     asyncio.run(cloudwatch.probe(target(stub.url, create_stream=False)))
     assert len(stub.requests()) == before

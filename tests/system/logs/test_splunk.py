@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.logs import collector
+from engine.logs import collector, reach
 from engine.logs.deliveries import Splunk, Tls
 from tests.harness import until
 from tests.receivers import TOKEN, Receiver, certificate
@@ -402,6 +402,9 @@ def test_an_expired_certificate(shipping: Shipping, base: Path) -> None:
 def test_the_check_at_a_start(hec: Receiver, secure: tuple[Receiver, Path]) -> None:
     asyncio.run(collector.probe(target(hec)))
     assert [request["method"] for request in hec.requests()] == ["OPTIONS"]
+    asyncio.run(reach.check(target(hec)))
+    asyncio.run(reach.check(target(hec, verify_connection=False)))
+    assert len(hec.requests()) == 2
     tls, authority = secure
     asyncio.run(collector.probe(target(tls, tls=Tls(ca=str(authority)))))
     hec.faults(always=[404, {"text": "not here"}])
