@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_LINE = re.compile(rb"([0-9A-Za-z_-]+):([0-9]+)(?: |\n|$)")
+_LINE = re.compile(rb'([0-9A-Za-z_-]+):([0-9]+)(?: |\n|"|$)')
 
 
 def line(writer: str, number: int, size: int = 0) -> bytes:
