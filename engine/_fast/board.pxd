@@ -54,16 +54,19 @@ cdef class Board:
     cdef uint64_t *bits                 # of changed slots
     cdef Slot *slots
     cdef bint monitor
-    cdef dict _left
     # id → slot of the open ones, and of the closed ones until they are reused
-    cdef dict _numbers
-    cdef object _free                   # closed slots, the longest closed first
+    cdef dict _numbers                  # id → slot, until it is used again
+    cdef list _empty                    # slots that are no container's
+    cdef dict _closed                   # closed slots, the longest closed first
+    cdef dict _left                     # those that an earlier monitor had
     cdef uint64_t seen                  # `scans` at the shipper's last look
     cdef uint64_t salts
 
     cdef bint map(self, bytes path, bint fresh) except -1
     cdef int allocate(self, int64_t offset, int64_t size) except -1
     cdef int begin(self) except -1
+    cdef int empty(self, int number) except -1
+    cdef int free(self) except -1
     cdef Slot *at(self, int number) except NULL
     cpdef void wrote(self, int slot, int64_t size, int64_t lines) noexcept nogil
     cpdef int64_t acked(self, int slot) noexcept nogil

@@ -28,7 +28,6 @@ Threads: one at a time.
 Raises:  OSError when the files cannot be made or grow.
 """
 import os
-from collections import deque
 from contextlib import suppress
 
 cimport cython
@@ -70,6 +69,7 @@ cdef enum:
     BITS_AT = 4096
     SLOTS_AT = 12288                    # BITS_AT and a bit for each slot
     STEP = 256                          # slots that are given memory at a time
+    KEPT = 1024                         # slots from which closed ones are used again
     TRIES = 4096                        # looks at a slot that the monitor is changing
     LOOKS = 16                          # looks at positions that the shipper is storing
 
@@ -101,12 +101,16 @@ cdef inline bint load_acked(const Acked *at, uint64_t salt, Acked *into) noexcep
     return into.check == sum_of(salt, into)
 
 
+cdef str id_of(const Slot *slot):
+    return slot.id[:ID].split(b"\0", 1)[0].decode(errors="replace")
+
+
 @cython.final
 cdef class Board:
     """The file and its bell, in a directory of their own.
 
-    With `monitor`, they are made when missing, and a new generation begins: `left` has the
-    acknowledged positions of the last one, and all slots are free. Else both must exist. A board of
+    With `monitor`, they are made when missing, and a new generation begins: no slot is open, and
+    `left` has the acknowledged positions of the earlier ones. Else both must exist. A board of
     another layout is replaced by the monitor; a shipper finds that its board is `replaced`.
     """
 
@@ -115,9 +119,10 @@ cdef class Board:
         cdef bytes path = directory + b"/board", bell = directory + b"/bell"
         self.fd = self.bell = -1
         self.monitor = monitor
-        self._left = {}
         self._numbers = {}
-        self._free = deque()
+        self._empty = []
+        self._closed = {}
+        self._left = {}
         if sizeof(Slot) != 384 or sizeof(Head) > BITS_AT:
             raise AssertionError("the layout of a board")
         if monitor:
@@ -187,26 +192,28 @@ cdef class Board:
         return 0
 
     cdef int begin(self) except -1:
-        """Begin a generation: keep the positions of the last one, and free its slots."""
+        """Begin a generation: close the slots of the last one. They keep their positions until they
+        are used again, since this monitor may be killed before it has opened its spools."""
         cdef int number
         cdef Slot *slot
         cdef Acked acked
         for number in range(<int>self.head.used):
             slot = &self.slots[number]
-            # an odd version: its opening was interrupted
-            if slot.id[0] and not slot.version & 1 and self.position(slot, &acked):
-                id = slot.id[:ID].split(b"\0", 1)[0].decode(errors="replace")
-                before = self._left.get(id)
-                if before is None or before[2] <= acked.bytes:
-                    self._left[id] = (acked.inode, acked.offset, acked.bytes, acked.lines)
             self.salts = max(self.salts, slot.salt)
-            store(&slot.version, slot.version | 1)
-            fence()
-            slot.open = 0
-            slot.id[0] = 0
-            fence()
-            store(&slot.version, slot.version + 1)
-            self._free.append(number)
+            # an odd version: its opening was interrupted
+            if not slot.id[0] or slot.version & 1 or not self.position(slot, &acked):
+                self._empty.append(number)
+                continue
+            store(&slot.open, 0)
+            id = id_of(slot)
+            other = self._numbers.get(id)
+            if other is not None and self.slots[<int>other].salt > slot.salt:
+                self._empty.append(number)
+                continue
+            if other is not None:
+                self._empty.append(other)
+            self._numbers[id] = number
+        self._left = dict.fromkeys(self._numbers.values())
         store(&self.head.generation, self.head.generation + 1)
         store(&self.head.scans, self.head.scans + 1)
         store(&self.head.sleeping, 1)   # so that it rings in any case
@@ -228,17 +235,16 @@ cdef class Board:
     # --- the monitor ------------------------------------------------------------------------------
 
     def left(self) -> dict:
-        """Positions (inode, offset, bytes, lines) up to which spools of the last generation were
+        """Positions (inode, offset, bytes, lines) up to which spools of earlier generations are
         acknowledged, by id, of those that have not been opened since."""
-        return dict(self._left)
+        return {id: self.last(id) for id, number in self._numbers.items() if number in self._left}
 
     def last(self, str id not None):
-        """The newest such position of this container that the board has, of this generation or the
-        last one; None if it has none."""
+        """The newest such position of this container that the board has; None if it has none."""
         cdef Acked acked
         number = self._numbers.get(id)
         if number is None:
-            return self._left.get(id)
+            return None
         self.position(&self.slots[<int>number], &acked)
         return acked.inode, acked.offset, acked.bytes, acked.lines
 
@@ -247,25 +253,20 @@ cdef class Board:
         (inode, offset, bytes, lines), and written up to the byte `written` since it began.
 
         Raises OSError when there is no room for another slot, ValueError for an id that is too
-        long.
+        long, or has an open slot.
         """
         cdef bytes text = id.encode()
         cdef int number
         cdef Slot *slot
         if not 0 < PyBytes_GET_SIZE(text) < ID or b"\0" in text:
             raise ValueError("an id has 1 to 71 bytes")
-        if self._free:
-            number = self._free.popleft()
-        else:
-            if self.head.used >= self.head.ready:
-                self.grow()
-            number = <int>self.head.used
-            store(&self.head.used, number + 1)
+        own = self._numbers.get(id)
+        if own is not None and own not in self._closed and own not in self._left:
+            raise ValueError(f"{id} has an open slot")
+        number = self.free()
+        # not in its earlier slot, whose position would be lost if this monitor were killed
+        # meanwhile
         slot = &self.slots[number]
-        before = slot.id[:ID].split(b"\0", 1)[0].decode(errors="replace")
-        if self._numbers.get(before) == number:
-            del self._numbers[before]
-        self._left.pop(id, None)
         self._numbers[id] = number
         self.salts += 1
         store(&slot.version, slot.version | 1)
@@ -281,9 +282,50 @@ cdef class Board:
         put(&slot.lines, 0)
         fence()
         store(&slot.version, slot.version + 1)
+        if own is not None and own != number:
+            self._closed.pop(own, None)
+            self._left.pop(own, None)
+            self.empty(own)
         self.mark(number)
         self.ring()
         return number
+
+    cdef int free(self) except -1:
+        """The number of a slot to open. Positions are kept as long as there is room, those of
+        earlier generations longest, as their spools may be opened soon."""
+        cdef int number
+        if self._empty:
+            return self._empty.pop()
+        if self.head.used >= (KEPT if self._closed else SLOTS) and (self._closed or self._left):
+            closed = self._closed or self._left
+            number = next(iter(closed))
+            del closed[number]
+            del self._numbers[id_of(&self.slots[number])]
+            return number
+        if self.head.used >= self.head.ready:
+            self.grow()
+        number = <int>self.head.used
+        store(&self.head.used, number + 1)
+        return number
+
+    def settle(self) -> None:
+        """All spools of earlier generations that still exist have been opened: the slots of the
+        others may be used again."""
+        self._closed.update(self._left)
+        self._left.clear()
+
+    cdef int empty(self, int number) except -1:
+        """The closed slot is no container's."""
+        cdef Slot *slot = &self.slots[number]
+        store(&slot.version, slot.version | 1)
+        fence()
+        memset(slot.id, 0, ID)
+        slot.open = 0
+        fence()
+        store(&slot.version, slot.version + 1)
+        self._empty.append(number)
+        self.mark(number)
+        return 0
 
     def close(self, int slot) -> None:
         """The monitor writes no more to that spool. The slot keeps its content until it is opened
@@ -292,7 +334,7 @@ cdef class Board:
         if not closed.open:
             return
         store(&closed.open, 0)
-        self._free.append(slot)
+        self._closed[slot] = None
         self.mark(slot)
         self.ring()
 
@@ -382,8 +424,8 @@ cdef class Board:
 
     def slot(self, int number) -> tuple:
         """(id, open, bytes written since the spool began, lines written since the slot was opened).
-        The id is empty when the slot is free, or when the monitor is just changing it, which sets
-        its bit again.
+        A closed slot keeps its content until it is used again. The id is empty when the monitor is
+        just changing the slot, which sets its bit again.
 
         After a new opening the shipper acknowledges its position again, since the monitor may know
         an older one only.
@@ -392,7 +434,7 @@ cdef class Board:
         self.at(number)
         if not self.copy(number, &copy):
             return "", False, 0, 0
-        return copy.id[:ID].split(b"\0", 1)[0].decode(errors="replace"), copy.open != 0, copy.written, copy.lines
+        return id_of(&copy), copy.open != 0, copy.written, copy.lines
 
     cdef bint copy(self, int slot, Slot *into) noexcept nogil:
         cdef uint64_t version

@@ -67,21 +67,29 @@ def test_positions_outlive_the_monitor(tmp_path: Path) -> None:
     again = Board(os.fsencode(tmp_path / "shipper"), monitor=True)
     assert again.left() == {"one": (5, 6, 7, 8), "two": (5, 6, 70, 8), "three": (1, 2, 3, 4)}
     assert shipper.generation == again.generation == 2
-    assert [shipper.slot(number)[0] for number in (one, two, three)] == [""] * 3
-    assert not shipper.ack(one, "one", 9, 9, 9, 9)
+    assert [shipper.slot(number)[:2] for number in (one, two, three)] == [
+        ("one", False),
+        ("two", False),
+        ("three", False),
+    ]
+    assert shipper.ack(one, "one", 6, 7, 8, 9), "until it is opened again"
+    assert again.left()["one"] == (6, 7, 8, 9)
     number = again.open("one", again.left()["one"], 90)
-    assert again.last("one") == (5, 6, 7, 8) and "one" not in again.left()
+    assert number != one and shipper.slot(one)[0] == "", "the earlier slot counts until the other one is complete"
+    with pytest.raises(ValueError, match="has an open slot"):
+        again.open("one", NOTHING, 0)
+    assert again.last("one") == (6, 7, 8, 9) and "one" not in again.left()
     assert again.last("two") == (5, 6, 70, 8)
     assert shipper.slot(number) == ("one", True, 90, 0)
     third = Board(os.fsencode(tmp_path / "shipper"), monitor=True)
-    assert third.left() == {"one": (5, 6, 7, 8)}
+    assert third.left() == {"one": (6, 7, 8, 9), "two": (5, 6, 70, 8), "three": (1, 2, 3, 4)}
 
 
 def test_slots_are_used_again_and_an_old_position_is_not_taken(tmp_path: Path) -> None:
     """The longest closed one first, so that the shipper sees the end of the others for a while."""
     monitor, shipper = both(tmp_path)
-    numbers = [monitor.open(f"c{index}", NOTHING, 0) for index in range(300)]
-    assert numbers == list(range(300))
+    numbers = [monitor.open(f"c{index}", NOTHING, 0) for index in range(1024)]
+    assert numbers == list(range(1024))
     for number in (5, 2, 9):
         shipper.ack(number, f"c{number}", 1, 1, 1000, 1)
         monitor.close(number)
@@ -95,9 +103,42 @@ def test_slots_are_used_again_and_an_old_position_is_not_taken(tmp_path: Path) -
         at = SLOTS_AT + 5 * SLOT + ACKS_AT
         kept = memory[at : at + 2 * ACKED]
         monitor.close(5)
-        assert [monitor.open(f"z{index}", NOTHING, 7) for index in range(2)] == [9, 5]
+        assert [monitor.open(f"z{index}", NOTHING, 7) for index in range(3)] == [9, 5, 1024]
         memory[at : at + 2 * ACKED] = kept
     assert monitor.last("z1") == NOTHING and monitor.unacked(5) == 7
+
+
+def test_positions_of_an_earlier_monitor_are_kept_until_they_are_settled(tmp_path: Path) -> None:
+    monitor, _ = both(tmp_path)
+    for index in range(1200):
+        monitor.open(f"c{index}", (1, 2, index, 4), index)
+    again = Board(os.fsencode(tmp_path / "shipper"), monitor=True)
+    assert [again.open(f"d{index}", NOTHING, 0) for index in range(3)] == [1200, 1201, 1202]
+    again.close(1201)
+    assert [again.open(f"e{index}", NOTHING, 0) for index in range(2)] == [1201, 1203]
+    assert again.left() == {f"c{index}": (1, 2, index, 4) for index in range(1200)}
+    again.settle()
+    assert again.left() == {} and again.last("c0") == (1, 2, 0, 4)
+    assert again.open("f", NOTHING, 0) == 0 and again.last("c0") is None and again.last("c1") == (1, 2, 1, 4)
+
+
+def test_a_monitor_that_is_killed_within_an_opening(tmp_path: Path) -> None:
+    """The position of the earlier opening counts."""
+    monitor, shipper = both(tmp_path)
+    place, path = os.fsencode(tmp_path / "shipper"), tmp_path / "shipper" / "board"
+    monitor.open("one", (1, 2, 3, 4), 5)
+    shipper.ack(0, "one", 6, 7, 8, 9)
+    again = Board(place, monitor=True)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        before = memory[SLOTS_AT : SLOTS_AT + SLOT]
+        assert again.open("one", (60, 70, 80, 90), 5) == 1
+        memory[SLOTS_AT : SLOTS_AT + SLOT] = before  # not emptied yet
+        assert Board(place, monitor=True).left() == {"one": (60, 70, 80, 90)}
+        memory[SLOTS_AT : SLOTS_AT + SLOT] = before
+        memory[SLOTS_AT + SLOT] |= 1  # not complete
+        last = Board(place, monitor=True)
+    assert last.left() == {"one": (6, 7, 8, 9)}
+    assert last.open("two", NOTHING, 0) == 1 and last.open("one", (6, 7, 8, 9), 8) == 2
 
 
 @settings(max_examples=60)
