@@ -30,8 +30,6 @@ cdef class LogWriter(Sink):
     cdef int64_t size
     cdef int64_t limit                     # size at which the next rotation is tried; 0: never
     cdef int64_t last                      # time stamp of the newest entry, ns since the epoch
-    # formatted since the object was made, with the dropped ones
-    cdef uint64_t entries
     cdef int64_t second                    # the second that `clock` holds as text
     cdef char clock[20]
     cdef Line lines[2]

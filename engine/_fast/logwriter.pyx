@@ -430,7 +430,6 @@ cdef class LogWriter(Sink):
         if self.out_size > OUT_FLUSH:
             self.settle()
             before = 0
-        self.entries += 1
         self.last += 1
         if self.last % 10 == 0:
             self.last += 1

@@ -25,12 +25,13 @@ cdef class PackedLog(LogWriter):
 
 cdef class Spool(PackedLog):
     cdef Board board
-    cdef int slot
+    cdef readonly int slot                 # of the board; -1: none
     cdef str id
     cdef readonly int64_t quota
     cdef readonly bint blocking
     cdef int64_t total                     # bytes since the spool began, up to the live file's end
     cdef int64_t told                      # of these, what the board has
+    cdef uint64_t entries                  # since the object was made, with the dropped ones
     cdef uint64_t told_entries
     cdef int64_t acked                     # at the last look at the board
 

@@ -6,6 +6,7 @@ class PackedLog(LogWriter):
     def replace(self, inode: int, packed: bytes) -> bool: ...
 
 class Spool(PackedLog):
+    slot: int
     quota: int
     blocking: bool
     @property

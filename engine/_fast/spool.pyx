@@ -288,8 +288,10 @@ cdef class Spool(PackedLog):
     The stream position of a byte is its number since the spool began, over all files. The shipper
     acknowledges positions (inode, offset, bytes, lines), where `bytes` is the stream position. The
     board has that of the spool's end; when a spool is opened, it follows from the newest
-    acknowledged position and the sizes of the files after it. Rules for a position that does not
-    fit, which the shipper follows too:
+    acknowledged position and the sizes of the files after it. Rules for a position, which the
+    shipper follows too:
+    - Its file is the newest one with that inode number. The original of a packed file may have had
+      the same.
     - Its file is unknown, since it has been removed: all files that are not packed are
       unacknowledged. When the spool is opened, their first byte gets the stream position `bytes`.
       Later the stream position of the end counts, so that what was removed counts as acknowledged.
@@ -361,6 +363,11 @@ cdef class Spool(PackedLog):
     def unacked(self) -> int:
         """Bytes that are written and not acknowledged."""
         return self.board.unacked(self.slot) if self.board is not None else 0
+
+    cdef void emit(self, int stream, const char *data, size_t size, bint newline) noexcept nogil:
+        if not self.skip:
+            self.entries += 1
+        LogWriter.emit(self, stream, data, size, newline)
 
     cdef void flush(self, size_t upto) noexcept nogil:
         cdef int64_t before = self.size

@@ -80,7 +80,7 @@ class Shipper:
         kept = files(self.path)
         known = [inode_of(file) for file in kept]
         if inode in known:
-            index = known.index(inode)
+            index = len(known) - 1 - known[::-1].index(inode)
             if offset > len(original(kept[index])):
                 at, offset = at - offset, 0
         else:
@@ -113,10 +113,10 @@ class Machine:
         self.spool = Spool(os.fsencode(self.path), *self.options)
         acked = max(self.cursor, self.board.left().get("c", START), key=lambda each: each[2])
         self.spool.join(self.board, "c", acked, self.quota, self.blocking)
-        assert self.board.slot(0)[:2] == ("c", True)
+        assert self.board.slot(self.spool.slot)[:2] == ("c", True)
 
     def rest(self) -> list[tuple[bytes, Position]]:
-        return self.shipper.rest(self.board.slot(0)[2])
+        return self.shipper.rest(self.board.slot(self.spool.slot)[2])
 
     def write(self, count: int, length: int) -> None:
         lines = [line(len(self.written) + index, length) for index in range(count)]
@@ -131,7 +131,7 @@ class Machine:
         if count:
             self.shipper.position = rest[count - 1][1]
         if self.shipper.position != START:
-            assert self.board.ack(0, "c", *self.shipper.position)
+            assert self.board.ack(self.spool.slot, "c", *self.shipper.position)
         if self.spool.waits:
             full = self.spool.full
             self.spool.look()
@@ -171,7 +171,7 @@ class Machine:
         assert left == self.written[len(self.written) - len(left) :], "in order, up to the end"
         if self.blocking:
             assert self.shipper.position[3] == len(self.written) - len(left), "none is missing"
-        written = self.board.slot(0)[2]
+        written = self.board.slot(self.spool.slot)[2]
         if rest:
             assert rest[-1][1][2] == written
         if self.blocking and self.board.last("c") == self.shipper.position:
@@ -248,7 +248,7 @@ def life(place: Path, first: int, pipe: int, seed: int) -> None:
 
 def test_kills_within_anything(tmp_path: Path) -> None:
     """SIGKILL at any system call. What was not acknowledged is there, in order, each time."""
-    path, shipper = tmp_path / "spool.log", Shipper(tmp_path / "spool.log", START)
+    path = tmp_path / "spool.log"
     expected = 0
     choose = random.Random(5)
     for turn in range(60):
@@ -271,7 +271,7 @@ def test_kills_within_anything(tmp_path: Path) -> None:
         machine = Machine(tmp_path, 400, 2, 2000, True)
         last = machine.board.last("c")
         assert last is not None
-        shipper.position = last
+        machine.shipper.position = last
         numbers = [int(text.split()[0]) for text, _ in machine.rest()]
         machine.spool.close()
         if told:
@@ -380,7 +380,7 @@ def test_an_unknown_position(tmp_path: Path, packing: bool) -> None:
     sizes = [file.stat().st_size for file in files(path)[2 if packing else 0 :]]
     again = spool(tmp_path, max_file=9, acked=(1 << 60, 5, 7000, 9))
     assert again.unacked == sum(sizes)
-    assert board_of(tmp_path).slot(0)[2] == 7000 + sum(sizes)
+    assert board_of(tmp_path).slot(again.slot)[2] == 7000 + sum(sizes)
     again.close()
 
 
@@ -404,7 +404,7 @@ def test_an_operator_truncates_a_spool(tmp_path: Path) -> None:
     made.close()
     # the shipper was dead
     again = spool(tmp_path, acked=(inode, size, size, 1))
-    assert again.unacked == path.stat().st_size == board_of(tmp_path).slot(0)[2]
+    assert again.unacked == path.stat().st_size == board_of(tmp_path).slot(again.slot)[2]
     again.close()
 
 
