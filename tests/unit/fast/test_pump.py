@@ -21,9 +21,11 @@ from pathlib import Path
 
 import pytest
 
+from engine._fast.board import Board
 from engine._fast.frames import Demultiplexer, mux
 from engine._fast.logwriter import LogWriter
 from engine._fast.pump import Loop, Stdio
+from engine._fast.spool import Spool
 
 BLOCK = bytes(range(256)) * 256
 
@@ -44,6 +46,9 @@ class Bench:
 
     def input_ended(self) -> None:
         self.told.append(("input ended",))
+
+    def rotated(self) -> None:
+        self.told.append(("rotated",))
 
     def drained(self) -> None:
         self.told.append(("drained",))
@@ -451,6 +456,130 @@ def test_hold_keeps_what_the_log_does_not_have(bench: Bench, tmp_path: Path) -> 
     assert payloads(take(client))[1] == b"half line\n"
     logged = [json.loads(line)["log"] for line in path.read_text().splitlines()]
     assert logged == ["whole\n", "half line\n"]
+
+
+def spool(place: Path, quota: int, *, max_size: int = 0, max_file: int = 2, blocking: bool = True) -> Spool:
+    made = Spool(os.fsencode(place / "spool.log"), max_size, max_file)
+    made.join(Board(os.fsencode(place / "shipper"), monitor=True), "c", (0, 0, 0, 0), quota, blocking)
+    return made
+
+
+def acknowledge(place: Path, size: int) -> int:
+    """As the shipper; returns how much is written."""
+    shipper = Board(os.fsencode(place / "shipper"), monitor=False)
+    assert shipper.ack(0, "c", 1, 1, size, 1)
+    return shipper.slot(0)[2]
+
+
+def test_a_full_log_stops_its_process_alone(bench: Bench, tmp_path: Path) -> None:
+    """Its pipes fill up, and it goes on when enough is acknowledged. Another one is not concerned.
+    A client of it sees what is logged.
+    """
+    log = spool(tmp_path, 1_000_000)
+    other = Stdio(bench.loop, bench)
+    read, write = os.pipe()
+    other.start(-1, read, -1, -1, False, LogWriter(os.fsencode(tmp_path / "other")))
+    other.begin()
+    bench.start(log=log)
+    bench.serve()
+    block = (b"x" * 99 + b"\n") * 2000
+    done = 0
+
+    def produce() -> None:
+        nonlocal done
+        for _ in range(40):
+            for letter in "oe":
+                left = block
+                while left:
+                    left = left[os.write(bench.ends[letter], left) :]
+            done += 1
+
+    writer = threading.Thread(target=produce)
+    writer.start()
+    until(lambda: log.full)
+    seen = -1
+    while seen != done:
+        seen = done
+        time.sleep(0.1)
+    written = acknowledge(tmp_path, 1)
+    assert 1_000_000 < written < 3_000_000 and done < 40
+    os.write(write, b"not concerned\n")
+    until(lambda: (tmp_path / "other").stat().st_size)
+    acknowledge(tmp_path, written - 750_000)
+    time.sleep(0.15)
+    assert log.full and acknowledge(tmp_path, written - 750_000) == written
+    while writer.is_alive():
+        acknowledge(tmp_path, acknowledge(tmp_path, 1))
+        time.sleep(0.01)
+    writer.join(60)
+    acknowledge(tmp_path, 1 << 40)
+    bench.do(lambda: bench.end("o", "e"))
+    os.close(write)
+    bench.do(lambda: other.finish(9))
+    bench.do(lambda: bench.stdio.finish(9))
+    until(lambda: bench.told.count(("drained",)) == 2)
+    assert (tmp_path / "spool.log").read_bytes().count(b"\n") == 40 * 2 * 2000
+
+
+def test_a_process_that_ends_while_its_log_is_full(bench: Bench, tmp_path: Path) -> None:
+    """What is in its pipes is logged, and nothing waits for the shipper."""
+    log = spool(tmp_path, 100)
+    bench.start(log=log)
+    bench.serve()
+    os.write(bench.ends["o"], b"a\n" * 100)
+    until(lambda: log.full)
+    time.sleep(0.02)
+    os.write(bench.ends["o"], b"b\n" * 100)
+    os.write(bench.ends["e"], b"c\n" * 100)
+    time.sleep(0.1)
+    assert b'"b' not in (tmp_path / "spool.log").read_bytes()
+    bench.end()
+    bench.do(lambda: bench.stdio.finish(9))
+    until(lambda: ("drained",) in bench.told)
+    data = (tmp_path / "spool.log").read_bytes()
+    assert [data.count(b'"%s' % letter) for letter in (b"a", b"b", b"c")] == [100] * 3
+    time.sleep(0.1)  # the timer finds nothing to do
+
+
+def test_a_log_that_is_full_at_the_start(bench: Bench, tmp_path: Path) -> None:
+    before = spool(tmp_path, 100)
+    before.write(1, b"x\n" * 100)
+    before.close()
+    log = spool(tmp_path, 100)
+    assert log.full
+    bench.start(log=log)
+    bench.serve()
+    os.write(bench.ends["o"], b"waits\n")
+    time.sleep(0.15)
+    assert b"waits" not in (tmp_path / "spool.log").read_bytes()
+    shipper = Board(os.fsencode(tmp_path / "shipper"), monitor=False)
+    assert shipper.ack(log.slot, "c", 1, 1, 1 << 40, 1)
+    until(lambda: b"waits" in (tmp_path / "spool.log").read_bytes())
+
+
+def test_files_of_a_quiet_log_are_removed_when_they_are_acknowledged(bench: Bench, tmp_path: Path) -> None:
+    log = spool(tmp_path, 1 << 20, max_size=1000, max_file=2)
+    log.compress = True
+    bench.start(log=log)
+    bench.serve()
+    os.write(bench.ends["o"], b"some line\n" * 100)
+    until(lambda: log.turns > 5)
+    until(lambda: ("rotated",) in bench.told)
+    assert len(list(tmp_path.glob("spool.log*"))) > 5
+    acknowledge(tmp_path, 1 << 40)
+    until(lambda: len(list(tmp_path.glob("spool.log*"))) == 2)
+
+
+def test_a_log_that_does_not_block(bench: Bench, tmp_path: Path) -> None:
+    log = spool(tmp_path, 10_000, max_size=5000, max_file=2, blocking=False)
+    bench.start(log=log)
+    bench.serve()
+    for _ in range(200):
+        os.write(bench.ends["o"], b"some line\n" * 100)
+    bench.end()
+    bench.do(lambda: bench.stdio.finish(9))
+    until(lambda: ("drained",) in bench.told)
+    assert len(list(tmp_path.glob("spool.log*"))) <= 5
 
 
 def test_children_that_hold_the_streams_get_their_grace(bench: Bench) -> None:
