@@ -583,6 +583,7 @@ class Monitor:
         """Shared with the shipper. Made when it is needed first."""
         if self._board is None:
             self._board = Board(os.fsencode(f"{self._place}/shipper"), monitor=True)
+            self.loop.call_later(LEFT_GRACE, self._board.settle)
         return self._board
 
     def acknowledged(self, container: str, path: str) -> tuple[int, int, int, int]:
@@ -592,9 +593,7 @@ class Monitor:
                 saved = cursor.decode(file.read(cursor.SIZE))
         except FileNotFoundError:
             saved = None
-        board = self.board
-        known = saved.position if saved is not None else None
-        return cursor.newest(known, board.left().get(container), board.last(container))
+        return cursor.newest(saved.position if saved is not None else None, self.board.last(container))
 
     def _ships(self) -> bool:
         return any(isinstance(process.log, Spool) and not process.idle for process in self.processes.values())
