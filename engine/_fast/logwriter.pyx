@@ -221,8 +221,9 @@ cdef class LogWriter(Sink):
         rotation."""
         cdef Py_ssize_t count = 0
         for number in range(self.max_file):
+            name = self.path if number == 0 else b"%s.%d" % (self.path, number)
             try:
-                found, same = self.count_after(self.path if number == 0 else b"%s.%d" % (self.path, number), inode, offset)
+                found, same = self.count_after(name, inode, offset)
             except FileNotFoundError:
                 break
             count += found
