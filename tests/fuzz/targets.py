@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine._fast import cgroup, changes, frames, layer, pack, tar, tarsplit, tree, wireform
+from engine._fast import cgroup, changes, frames, layer, pack, packed, tar, tarsplit, tree, wireform
 from engine._fast.logreader import LogReader
 from engine._fast.logwriter import LogWriter
 from engine._fast.members import Members
@@ -37,6 +37,7 @@ from engine.errors import EngineError, InvalidParameter
 from engine.http.framing import ChunkedReader
 from engine.images import reference
 from engine.images.instructions import effects, records
+from engine.logs import cursor
 from engine.manager import certificates, keys, tokens
 from engine.manager import messages as swarm
 from engine.manager.states import Role
@@ -313,6 +314,51 @@ def log_read(noise: Noise) -> None:
         assert answers[0] == answers[1]
     finally:
         shutil.rmtree(directory)
+
+
+@target
+def log_packed(noise: Noise) -> None:
+    """A damaged packed file: however it is read, each read ends, and the live file follows."""
+    lines = [
+        b"%d %d" % (number, noise.randrange(1 << noise.choice([8, 60]))) for number in range(noise.choice([1, 900]))
+    ]
+    directory = tempfile.mkdtemp(prefix="engined-fuzz-")
+    try:
+        path = os.path.join(directory, "log")
+        for number, data in ((1, b"\n".join(lines) + b"\n"), (0, b"live\n")):
+            writer = LogWriter(os.fsencode(path))
+            writer.write(1, data)
+            writer.close()
+            if number:
+                with open(path, "rb") as source, open(f"{path}.1.gz", "wb") as target:
+                    packed.pack(source.fileno(), target.fileno())
+                os.unlink(path)
+        with open(f"{path}.1.gz", "r+b") as file:
+            data = mutated(file.read(), noise)
+            file.seek(0)
+            file.truncate()
+            file.write(data)
+        for tail in (None, noise.choice([1, 3, 500, 2000])):
+            reader = LogReader(os.fsencode(path), since_ns=noise.choice([0, 1, time.time_ns(), 1 << 62]))
+            if tail is not None:
+                reader.seek_tail(tail)
+            most = noise.choice([1, 100, 1 << 20])
+            while reader.read(most) or not reader.at_end:
+                pass
+            reader.close()
+        found = LogReader(os.fsencode(path))
+        assert b"".join(iter(lambda: found.read(1 << 16), b"")).endswith(b"live\n")
+        found.close()
+    finally:
+        shutil.rmtree(directory)
+
+
+@target
+def cursor_decode(noise: Noise) -> None:
+    seed = cursor.encode(cursor.Cursor(*(noise.randrange(1 << noise.choice([1, 62])) for _ in range(6))))
+    data = mutated(seed, noise)
+    found = cursor.decode(data)
+    assert found is None or cursor.encode(found) == data
 
 
 @target
