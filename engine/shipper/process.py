@@ -73,11 +73,10 @@ class Shipper:
         self._unsaved: set[Feed] = set()
         self._scanned = self._generation = -1
         self._looking: asyncio.TimerHandle | None = None
-        self._saving = False
-        """A save is due or runs."""
+        self._due: asyncio.TimerHandle | None = None
+        """Of the next save."""
         self._saves = False
-        self._over: list[Feed] = []
-        """To be closed after the save that runs."""
+        """A save runs."""
         self._busy_at = time.monotonic()
         self._ending = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
@@ -107,8 +106,10 @@ class Shipper:
                 await asyncio.gather(
                     *(each.end(orderly=True) for each in self.destinations.values()), *self._background
                 )
+        if self._due is not None:
+            self._due.cancel()
         await loop.shutdown_default_executor()
-        for feed in [*self.feeds.values(), *self._over]:
+        for feed in self.feeds.values():
             self._close(feed)
         with suppress(FileNotFoundError):
             os.unlink(path)
@@ -267,12 +268,11 @@ class Shipper:
         if feed.slot >= 0 and not self.board.ack(feed.slot, feed.document.id, *feed.acked):
             feed.slot = -1
         self._unsaved.add(feed)
-        if not self._saving:
-            self._saving = True
-            asyncio.get_running_loop().call_later(SAVE, self._save)
+        self._save_soon()
 
     def lost(self, feed: Feed, lines: int) -> None:
         self._unsaved.add(feed)
+        self._save_soon()
         self._report("lost", feed.destination, container=feed.document.id, lines=lines)
 
     def changed(self, destination: Destination) -> None:
@@ -295,7 +295,12 @@ class Shipper:
         with suppress(OSError):
             self._events.sendto(json.dumps(document).encode(), f"{self.directory}/events.sock")
 
+    def _save_soon(self) -> None:
+        if self._due is None and not self._saves:
+            self._due = asyncio.get_running_loop().call_later(SAVE, self._save)
+
     def _save(self) -> None:
+        self._due = None
         unsaved, self._unsaved = self._unsaved, set()
         positions = [(feed, feed.position()) for feed in unsaved]
 
@@ -308,15 +313,11 @@ class Shipper:
         saved.add_done_callback(self._saved)
 
     def _saved(self, done: asyncio.Future[None]) -> None:
-        self._saving = self._saves = False
+        self._saves = False
         if not done.cancelled() and (error := done.exception()) is not None:
             _log.error("positions cannot be saved: %s", error)
-        for feed in self._over:
-            self._close(feed)
-        self._over.clear()
         if self._unsaved:
-            self._saving = True
-            asyncio.get_running_loop().call_later(SAVE, self._save)
+            self._save_soon()
 
     def _close(self, feed: Feed) -> None:
         if feed in self._unsaved:
@@ -336,7 +337,8 @@ class Shipper:
             for feed in list(self.feeds.values()):
                 if feed.broken:  # nothing else may tell that its spool can be read again
                     feed.destination.notify(feed)
-                if feed.slot < 0:
+                # a save that runs may use the feed's descriptor, and writes an older position
+                if feed.slot < 0 and not self._saves:
                     self._conclude(feed)
             for key, each in list(self.destinations.items()):
                 if not each.feeds:
@@ -375,10 +377,7 @@ class Shipper:
     def _forget(self, feed: Feed) -> None:
         feed.destination.remove(feed)
         del self.feeds[feed.document.id]
-        if self._saves:  # its descriptor may be in use
-            self._over.append(feed)
-        else:
-            self._close(feed)
+        self._close(feed)
 
     # --- questions of the daemon ------------------------------------------------------------------
 
