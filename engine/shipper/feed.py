@@ -82,6 +82,8 @@ class State(NamedTuple):
 
     form: wireform.State
     lost: Lost = Lost()
+    turn: int = 0
+    """Differs from the feed's if the file has been truncated since. Then the position is void."""
 
 
 class Formed(NamedTuple):
@@ -135,6 +137,8 @@ class Feed:
         self._block = b""
         self._start = 0
         self._lost = Lost()
+        self._turn = 0
+        """Times that the file of the position was found truncated."""
         self._cursor = os.open(f"{directory}/{CURSOR}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         known = cursor.decode(os.pread(self._cursor, cursor.SIZE, 0)) or Cursor()
         self.at = self.acked = Position(known.inode, known.offset, known.bytes, known.lines)
@@ -260,9 +264,8 @@ class Feed:
             except FileNotFoundError:
                 return False  # it is being rotated, or the container is removed
             if status.st_ino == self.at.inode:
-                if status.st_size < self.at.offset:  # truncated by an operator
-                    self.at = self.at._replace(offset=0)
-                    self._block, self._start = b"", 0
+                if status.st_size < self.at.offset:
+                    self._truncated()
                     return status.st_size > 0
                 return False
             if not self._sealed:
@@ -307,19 +310,28 @@ class Feed:
             inode, size, path = files[0]
             if inode == self.at.inode:
                 opened = _open(path, inode)
-                if opened >= 0 and self.at.offset <= size and self._ends_line(opened):
+                if opened >= 0:
+                    if self.at.offset > size or not self._ends_line(opened):
+                        self._truncated()
                     self._fd = opened
                     self._sealed = len(files) > 1
                     return True
-                if opened >= 0:
-                    # Another file with the inode of one that was removed, or a truncated one. To
-                    # deliver lines again is better than to lose some.
-                    os.close(opened)
-                    files = self._files(0)
             # Before the first entry the inode is 0.
-            if files and self._enter(files, 0, lost=self.at.inode != 0):
+            elif self._enter(files, 0, lost=self.at.inode != 0):
                 return True
         return False
+
+    def _truncated(self) -> None:
+        """An operator has truncated the file of the position: all that it has now is new. The
+        monitor counts bytes in the same way (`_fast/spool`)."""
+        inode, offset, done, lines = self.at
+        self._turn += 1
+        self._block, self._start = b"", 0
+        self.at = Position(inode, 0, max(0, done - offset), lines)
+        if self.acked.inode == inode:
+            self.acked = self.at
+            self._acked_state = self._acked_state._replace(turn=self._turn)
+            self.destination.owner.acknowledged(self)
 
     def _ends_line(self, fd: int) -> bool:
         """The position `at` is behind a newline of this file, or at its beginning."""
@@ -415,12 +427,13 @@ class Feed:
 
     def mark(self) -> tuple[Position, State]:
         """What `acknowledge` needs when the target has everything that was read so far."""
-        return self.at, State(self.form.state, self._lost)
+        return self.at, State(self.form.state, self._lost, self._turn)
 
     def acknowledge(self, position: Position, state: State) -> None:
         """The target has everything before the position."""
         before = self._acked_state
-        if position.bytes < self.acked.bytes or (position == self.acked and state == before):
+        void = state.turn != self._turn or position.bytes < self.acked.bytes
+        if void or (position == self.acked and state == before):
             return
         self.acked, self._acked_state = position, state
         self.dropped_lines += state.lost.lines - before.lost.lines

@@ -16,6 +16,10 @@ from typing import Any, Self
 from tests.targets.streams import StreamReceiver
 
 
+SO_RCVBUFFORCE = 33
+"""Beyond net.core.rmem_max, socket(7)."""
+
+
 def decoded(message: bytes) -> dict[str, Any]:
     """A GELF message, compressed or not. Raises ValueError."""
     if message[:2] == b"\x1f\x8b":
@@ -61,7 +65,7 @@ class GelfUdp:
     def start(self) -> None:
         """Bind, to the same port as before."""
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUFFORCE, 64 << 20)
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
         self._socket.bind(("127.0.0.1", self.port))
         self.port = self._socket.getsockname()[1]
         self._thread = threading.Thread(target=self._receive, args=(self._socket,), daemon=True)

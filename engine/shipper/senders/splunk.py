@@ -41,8 +41,9 @@ from engine.shipper.senders.requests import GRACE, RequestDestination
 
 REQUESTS = 4
 EVENTS = 5000
-"""Most events of a request. A collector limits its bytes; Docker sends 1,000. Format json may exceed
-it."""
+"""Most events of a request. A collector limits its bytes; Docker sends 1,000. Format json may
+exceed it.
+"""
 BODY = 900_000
 """Bytes of a request at which no more is added, before compression. Collectors of early versions
 take 1,000,000."""

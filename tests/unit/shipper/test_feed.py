@@ -342,47 +342,55 @@ def test_files_that_were_removed_before_they_were_read(lossy: Spool) -> None:
     assert lossy.feed.dropped_lines == 4 and lossy.feed.delivered
 
 
-def test_truncated_by_an_operator(spool: Spool) -> None:
-    spool.write(5)
-    assert spool.drain() == [0, 1, 2, 3, 4]
-    os.truncate(spool.live, 0)
-    spool.write(2)
-    assert spool.drain() == [5, 6]
+def begins(spool: Spool) -> int:
+    """Bytes of the spool before its live file, as the monitor counts them after a truncation."""
+    return len(entry(0)) * 3
 
 
-def test_truncated_while_no_process_reads(spool: Spool) -> None:
-    spool.write(5)
-    spool.drain()
-    spool.acknowledge()
-    spool.feed.save(spool.feed.position())
-    spool.feed.close()
-    os.truncate(spool.live, 0)
-    spool.write(2)
-    spool.feed = spool.open()
-    assert spool.drain() == [5, 6]
-
-
-@pytest.mark.parametrize("size", ["smaller", "larger"])
-def test_another_file_with_the_same_inode(spool: Spool, size: str) -> None:
-    """The file of the position was removed, and a newer one has got its inode number. All files are
-    read again, rather than some lines lost."""
-    spool.write(5, size=70)
-    spool.drain()
-    spool.acknowledge()
-    spool.feed.save(spool.feed.position())
-    spool.feed.close()
-    spool.live.unlink()
-    spool.live.touch()
+@pytest.fixture
+def truncated(spool: Spool) -> Spool:
+    """A file of three lines, and one of four that are read."""
     spool.write(3)
     spool.rotate()
-    spool.write(3 if size == "smaller" else 40)
-    spool.feed = spool.open()
-    # as if the live file had the inode of the removed one
-    known = spool.feed.position()._replace(inode=os.stat(spool.live).st_ino)
-    spool.feed.save(known)
+    spool.write(4)
+    spool.drain()
+    return spool
+
+
+@pytest.mark.parametrize("size", [0, 1, 2])
+@pytest.mark.parametrize("acked", ["nothing", "the older file", "all"])
+def test_truncated_by_an_operator(truncated: Spool, size: int, acked: str) -> None:
+    """Everything that the file has then is new. Bytes are counted as the monitor does."""
+    spool = truncated
+    mark = spool.feed.mark()
+    if acked == "all":
+        spool.acknowledge()
+    elif acked == "the older file":
+        _, state = mark
+        spool.feed.acknowledge(Position(os.stat(f"{spool.live}.1").st_ino, begins(spool), begins(spool), 3), state)
+    os.truncate(spool.live, size * len(entry(3)))
+    spool.write(1)
+    assert spool.drain() == [*range(3, 3 + size), 7]
+    assert spool.feed.at.bytes == begins(spool) + spool.live.stat().st_size
+    spool.feed.acknowledge(*mark)  # of what was sent before, which is void
+    assert spool.feed.acked.bytes in (0, begins(spool))
+    spool.acknowledge()
+    assert spool.feed.acked == spool.feed.at and spool.feed.delivered
+
+
+@pytest.mark.parametrize("size", ["empty", "smaller", "larger"])
+def test_truncated_while_no_process_reads(truncated: Spool, size: str) -> None:
+    spool = truncated
+    spool.acknowledge()
+    spool.feed.save(spool.feed.position())
     spool.feed.close()
+    os.truncate(spool.live, 0)
+    count = {"empty": 0, "smaller": 2, "larger": 40}[size]
+    spool.write(count, size=30)
     spool.feed = spool.open()
-    assert spool.drain() == list(range(5, spool.written))
+    assert spool.drain() == list(range(7, 7 + count))
+    assert spool.feed.at.bytes == begins(spool) + spool.live.stat().st_size
+    assert spool.feed.acked.bytes == begins(spool)
 
 
 def test_an_unreadable_spool_is_no_failure_of_the_target(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:

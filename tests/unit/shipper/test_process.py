@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from engine._fast.board import Board
-from engine.logs import cursor, deliveries
+from engine.logs import cursor
 from engine.logs.deliveries import Splunk, Syslog
 from engine.shipper import destination as destinations
 from engine.shipper import process
@@ -164,7 +164,7 @@ def test_delivers_lines_as_they_come(stage: Stage) -> None:
         await until(lambda: stage.target.lines == ["a one", "a two"])
         spool.write(b"three\n", 2)
         await until(lambda: stage.target.lines[2:] == ["a three"])
-        await until(lambda: stage.shipping.board.unacked(0) == 0)
+        await until(lambda: spool.writer.unacked == 0)
         size = spool.path.stat().st_size
         assert stage.shipping.board.last(spool.id) == (spool.path.stat().st_ino, size, size, 3)
         path = spool.directory / "cursor"
@@ -222,16 +222,6 @@ def test_a_container_that_ends_is_delivered_and_forgotten(stage: Stage) -> None:
     assert cursor.decode((spool.directory / "cursor").read_bytes())[2:4] == (spool.path.stat().st_size, 1)  # type: ignore[index]
 
 
-def start_again(stage: Stage, spool: Spool, **more: Any) -> int:
-    """The container starts again, with another document; returns its slot."""
-    document = deliveries.decode((spool.directory / "delivery").read_bytes())
-    changed = deliveries.Delivery(**{name: getattr(document, name) for name in document.__struct_fields__} | more)
-    (spool.directory / "delivery").write_bytes(deliveries.encode(changed))
-    board = stage.shipping.board
-    spool._slot = board.open(spool.id, board.last(spool.id) or (0, 0, 0, 0), spool.path.stat().st_size)
-    return spool._slot
-
-
 @pytest.mark.parametrize("forgotten", [True, False])
 @pytest.mark.parametrize("elsewhere", [True, False])
 def test_a_container_that_starts_again(stage: Stage, forgotten: bool, elsewhere: bool) -> None:
@@ -240,8 +230,8 @@ def test_a_container_that_starts_again(stage: Stage, forgotten: bool, elsewhere:
     spool.write(b"one\n")
 
     async def scene() -> None:
-        await until(lambda: stage.target.lines == ["a one"] and stage.shipping.board.unacked(spool._slot) == 0)
-        stage.shipping.board.close(spool._slot)
+        await until(lambda: stage.target.lines == ["a one"] and spool.writer.unacked == 0)
+        spool.end()
         if forgotten:
             await until(lambda: not stage.feeds)
         else:
@@ -249,10 +239,10 @@ def test_a_container_that_starts_again(stage: Stage, forgotten: bool, elsewhere:
             feed = stage.feeds[spool.id]
             await until(lambda: feed.slot < 0 and feed.drained)
         target = stage.other.syslog if elsewhere else stage.target.syslog
-        start_again(stage, spool, tag="b", target=target)
+        spool.open(stage.shipping.board, tag="b", target=target)
         spool.write(b"two\n")
         await until(lambda: stage.other.lines == ["b two"] if elsewhere else stage.target.lines[1:] == ["b two"])
-        await until(lambda: stage.shipping.board.unacked(spool._slot) == 0)
+        await until(lambda: spool.writer.unacked == 0)
 
     stage.play(scene)
     assert stage.target.lines == (["a one"] if elsewhere else ["a one", "b two"])
@@ -265,12 +255,13 @@ def test_a_slot_that_is_reopened_between_two_looks(stage: Stage) -> None:
 
     async def scene() -> None:
         await until(lambda: len(stage.target.lines) == 2)
-        number = spool._slot
-        stage.shipping.board.close(number)
-        assert start_again(stage, spool, tag="b") == number
+        number = spool.slot
+        spool.end()
+        spool.open(stage.shipping.board, tag="b")
+        assert spool.slot == number
         spool.write(b"three\n")
         await until(lambda: len(stage.target.lines) == 3)
-        await until(lambda: stage.shipping.board.unacked(number) == 0)
+        await until(lambda: spool.writer.unacked == 0)
 
     stage.play(scene)
     assert stage.target.lines == ["a one", "a two", "b three"]
@@ -280,13 +271,14 @@ def test_a_slot_that_is_reopened_with_a_smaller_number(stage: Stage) -> None:
     """The old slot's bit is seen after the new one's, and must not close the feed."""
     first, second = stage.spool("first"), stage.spool("second")
     second.write(b"one\n")
-    assert (first._slot, second._slot) == (0, 1)
+    assert (first.slot, second.slot) == (0, 1)
 
     async def scene() -> None:
         await until(lambda: stage.target.lines == ["second one"])
-        stage.shipping.board.close(first._slot)
-        stage.shipping.board.close(second._slot)
-        assert start_again(stage, second) == 0
+        first.end()
+        second.end()
+        second.open(stage.shipping.board)
+        assert second.slot == 0
         await until(lambda: stage.feeds[second.id].slot == 0)
         second.write(b"two\n")
         await until(lambda: len(stage.target.lines) == 2)
@@ -305,16 +297,13 @@ def test_a_new_monitor(stage: Stage, order: int) -> None:
 
     async def scene() -> None:
         await until(lambda: len(stage.target.lines) == 6)
-        left = stage.shipping.board.left()
-        stage.shipping.board = Board(os.fsencode(stage.shipping.run / "shipper"), monitor=True)
-        assert left == {}
         alive = spools[:4][::order]
+        stage.shipping.spools = alive
+        stage.shipping.replace_monitor()
         for spool in alive:
-            spool._board = stage.shipping.board
-            start_again(stage, spool)
             spool.write(b"two\n")
         await until(lambda: len(stage.target.lines) == 10)
-        await until(lambda: all(stage.shipping.board.unacked(spool._slot) == 0 for spool in alive))
+        await until(lambda: all(spool.writer.unacked == 0 for spool in alive))
         await until(lambda: set(stage.feeds) == {spool.id for spool in alive})
 
     stage.play(scene)
@@ -327,11 +316,10 @@ def test_a_board_that_is_replaced(stage: Stage) -> None:
     async def scene() -> None:
         await until(lambda: stage.target.lines == ["a one"])
         os.unlink(stage.shipping.run / "shipper/board")
-        stage.shipping.board = spool._board = Board(os.fsencode(stage.shipping.run / "shipper"), monitor=True)
-        start_again(stage, spool)
+        stage.shipping.replace_monitor()
         spool.write(b"two\n")
         await until(lambda: stage.target.lines[1:] == ["a two"])
-        await until(lambda: stage.shipping.board.unacked(spool._slot) == 0)
+        await until(lambda: spool.writer.unacked == 0)
 
     stage.play(scene)
 
@@ -362,15 +350,6 @@ def test_spools_that_no_container_writes(stage: Stage) -> None:
     stage.play(scene)
 
 
-def removed(stage: Stage, spool: Spool, seconds: int | None = None) -> Path:
-    """As the daemon removes a container with undelivered lines."""
-    place = stage.logs / process.UNDELIVERED
-    place.mkdir(exist_ok=True)
-    moved = place / f"{spool.id}.{int(time.time()) if seconds is None else seconds}"
-    os.rename(spool.directory, moved)
-    return moved
-
-
 @pytest.mark.parametrize("when", ["before", "running", "known", "unheard"])
 def test_removed_containers_are_delivered(stage: Stage, when: str) -> None:
     """Before the shipper has started; while it knows the spool or not; without a word of the
@@ -379,7 +358,7 @@ def test_removed_containers_are_delivered(stage: Stage, when: str) -> None:
     spool.write(b"one\n")
     if when != "known":
         spool.end()
-    moved = removed(stage, spool) if when == "before" else Path()
+    moved = stage.shipping.removed(spool) if when == "before" else Path()
 
     async def scene() -> None:
         nonlocal moved
@@ -388,17 +367,12 @@ def test_removed_containers_are_delivered(stage: Stage, when: str) -> None:
         if when == "known":
             spool.write(b"two\n")
             spool.end()
-            moved = removed(stage, spool)
+            moved = stage.shipping.removed(spool)
         elif when != "before":
             await until(lambda: not stage.feeds or when == "unheard")
-            moved = removed(stage, spool)
-        if when != "unheard":
-            stage.shipping.board.rescan()
+            moved = stage.shipping.removed(spool, rescan=when != "unheard")
         await until(lambda: not moved.exists() and not stage.feeds)
 
-    if when == "unheard":
-        spool.writer = None  # type: ignore[assignment]
-        stage.logs.joinpath(process.UNDELIVERED).mkdir()
     stage.play(scene)
     assert stage.target.lines == (["a one", "a two"] if when == "known" else ["a one"])
     assert stage.events() == []
@@ -410,7 +384,7 @@ def test_given_up(stage: Stage, start: str) -> None:
     spool = stage.spool(target=Syslog("unix", path=stage.target.path + "-away"))
     spool.write(b"one\ntwo\n")
     spool.end()
-    moved = removed(stage, spool, {"young": None, "old": 1, "nonsense": 0}[start])
+    moved = stage.shipping.removed(spool, {"young": None, "old": 1, "nonsense": 0}[start])
     if start == "nonsense":
         moved = moved.rename(moved.with_suffix(".x"))
 
