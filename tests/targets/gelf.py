@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from tests.targets.streams import StreamReceiver
 
-
 SO_RCVBUFFORCE = 33
 """Beyond net.core.rmem_max, socket(7)."""
 
