@@ -45,6 +45,7 @@ from libc.string cimport memcpy, memmove, memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 from posix.unistd cimport close, read, write
 
+from engine._fast.board cimport Board
 from engine._fast.frames cimport DetachKeys, put_header
 from engine._fast.linux cimport (
     AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT,
@@ -54,7 +55,7 @@ from engine._fast.linux cimport (
     getsockopt, ioctl, mallopt, recv, send, setsockopt, shutdown, socklen_t, splice,
 )
 from engine._fast.sink cimport Sink
-from engine._fast.spool cimport PackedLog
+from engine._fast.spool cimport PackedLog, Spool
 from engine._fast.unlogged cimport Unlogged
 
 cdef enum:
@@ -977,6 +978,11 @@ cdef class Stdio:
     def replace_log(self, uint64_t inode, bytes packed not None) -> bool:
         """`packed` is the rotated file `inode` of the log, packed: `PackedLog.replace`."""
         return isinstance(self.log, PackedLog) and self.log.replace(inode, packed)
+
+    def move_log(self, Board board not None) -> None:
+        """The log goes on with another board: `Spool.move`. Raises OSError."""
+        if isinstance(self.log, Spool):
+            self.log.move(board)
 
     def unwatch_log(self, callback) -> None:
         """Remove the watch with that `callback`."""

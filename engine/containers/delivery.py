@@ -16,7 +16,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
+import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -24,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine import __version__
 from engine.config import Config
 from engine.containers import log_plan
 from engine.errors import ServerError
@@ -39,6 +43,8 @@ UNDELIVERED = "undelivered"
 """Below ROOT/logs: spools of removed containers."""
 ANSWER_LIMIT = 2.0
 """Seconds that the shipper may take to answer."""
+END_LIMIT = 10.0
+"""Seconds that a shipper of another version may take to end."""
 _EVENT_LONGEST = 8192
 
 
@@ -143,7 +149,8 @@ class Deliveries:
         return True
 
     async def sweep(self, live: Collection[str]) -> None:
-        """At the daemon's start: spools of containers without a record are left as by a removal.
+        """At the daemon's start: a shipper of another version ends, and the monitor starts one of
+        this version. Spools of containers without a record are left as by a removal.
         Has the shipper run if anything waits."""
 
         def look() -> bool:
@@ -159,8 +166,28 @@ class Deliveries:
                     waits = self._leave(directory.name) or waits
             return waits
 
+        await asyncio.to_thread(self._end_other_version)
         if await asyncio.to_thread(look):
             self._ship()
+
+    def _end_other_version(self) -> None:
+        try:
+            if (self._shipper / "version").read_text() == __version__:
+                return
+            lock = os.open(self._shipper / "lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            for _ in range(round(END_LIMIT / 0.1)):
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    return
+                with contextlib.suppress(ProcessLookupError, ValueError):
+                    os.kill(int(os.pread(lock, 32, 0)), signal.SIGTERM)
+                time.sleep(0.1)
+            _log.warning("the shipper of another version does not end")
+        finally:
+            os.close(lock)
 
     # --- states -----------------------------------------------------------------------------------
 

@@ -586,6 +586,13 @@ class Monitor:
             self.loop.call_later(LEFT_GRACE, self._board.settle)
         return self._board
 
+    def check_board(self) -> None:
+        """Make the board again if it was removed from RUN. Raises OSError."""
+        if self._board is not None and self._board.replaced:
+            self._board = None
+            for process in self.processes.values():
+                process.stdio.move_log(self.board)
+
     def acknowledged(self, container: str, path: str) -> tuple[int, int, int, int]:
         """The newest known position of a spool. `path`: its cursor."""
         try:

@@ -67,6 +67,7 @@ class Shipper:
     def _find_or_start(self) -> None:
         self._timer = None
         try:
+            self._monitor.check_board()
             pid = self._running()
             if pid == 0:
                 pid = self._start()

@@ -8,7 +8,7 @@ no container writes any more are found in ROOT/logs when it starts and when the 
 It ends when no container with a remote driver runs and nothing is left to deliver. The monitor
 starts it again.
 
-Owns:    RUN/shipper/lock, RUN/shipper/socket, and ROOT/logs/undelivered, the spools of removed
+Owns:    RUN/shipper/lock, `version` and `socket`, and ROOT/logs/undelivered, the spools of removed
          containers.
 Threads: the event loop's; cursors are written, and lines are counted, in others.
 """
@@ -31,6 +31,7 @@ from typing import Any
 
 import msgspec
 
+from engine import __version__
 from engine._fast.board import Board
 from engine.logs import deliveries
 from engine.logs.deliveries import Delivery, Key
@@ -51,8 +52,8 @@ GIVE_UP = 600.0
 """Seconds that lines of a removed container are kept for their target."""
 TIDY = 5.0
 """Seconds between looks for what is over."""
-BUSY = 3
-"""Exit status: another shipper serves this RUN."""
+BUSY, HOMELESS = 3, 4
+"""Exit statuses: another shipper serves this RUN; RUN/shipper was removed."""
 UNDELIVERED = "undelivered"
 """Below ROOT/logs: spools of removed containers, `ID.SECONDS` with the time of the removal."""
 
@@ -79,11 +80,12 @@ class Shipper:
         """A save runs."""
         self._busy_at = time.monotonic()
         self._ending = asyncio.Event()
+        self._homeless = False
         self._background: set[asyncio.Task[Any]] = set()
         self._events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
 
-    async def serve(self) -> None:
-        """Returns when there is nothing left to do, or after SIGTERM."""
+    async def serve(self) -> int:
+        """Returns when there is nothing left to do, or after SIGTERM, with the exit status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ending.set)
@@ -113,6 +115,7 @@ class Shipper:
             self._close(feed)
         with suppress(FileNotFoundError):
             os.unlink(path)
+        return HOMELESS if self._homeless else 0
 
     # --- the board --------------------------------------------------------------------------------
 
@@ -348,11 +351,18 @@ class Shipper:
                     task.add_done_callback(self._background.discard)
             if self.board.replaced:
                 self._rung()
+            self._check_home()
             now = time.monotonic()
             if self.feeds or self._unsaved or self._background:
                 self._busy_at = now
             elif now - self._busy_at > idle:
                 self._ending.set()
+
+    def _check_home(self) -> None:
+        if not os.path.exists(f"{self.directory}/lock"):
+            _log.error("%s was removed; the monitor makes it again", self.directory)
+            self._homeless = True
+            self._ending.set()
 
     def _conclude(self, feed: Feed) -> None:
         """Forget a feed that is delivered, or whose time is over."""
@@ -436,17 +446,20 @@ def main(arguments: list[str]) -> int:
         return BUSY
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
+    with open(f"{run}/shipper/version", "w") as file:
+        file.write(__version__)
+    with suppress(PermissionError):  # started by hand, as the leader of a group
+        os.setsid()
     _raise_limits()
     try:
-        asyncio.run(_serve(root, run))
+        return asyncio.run(_serve(root, run))
     except OSError as error:
         print(f"{run}: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
-async def _serve(root: str, run: str) -> None:
-    await Shipper(root, run).serve()
+async def _serve(root: str, run: str) -> int:
+    return await Shipper(root, run).serve()
 
 
 def _raise_limits() -> None:

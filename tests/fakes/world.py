@@ -380,6 +380,13 @@ class GracePeriod:
         yield
 
 
+class Deliveries:
+    """No container of these tests has a remote log target."""
+
+    async def removed(self, container_id: str) -> None:
+        pass
+
+
 class World:
     """The state that outlives a daemon, and `point`, the hook of every await point, which tests
     replace.
@@ -482,6 +489,7 @@ class Engine:
             "cgroups": Cgroups(world),
             "grace_period": GracePeriod(),
             "events": self.events,
+            "deliveries": Deliveries(),
             "lifecycle": Lifecycle(),
         }
         self.parts = Parts(**parts)
