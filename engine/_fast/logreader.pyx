@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""The daemon's side of a json-file log: reads it while the monitor writes and rotates it.
+"""The daemon's side of a json-file log: reads it while the monitor writes and rotates it, and
+while rotated files are packed (`packed.pyx`).
 
-Rotated files may be compressed (`packed.pyx`). They are decompressed while they are read, piece by
-piece. A position in one is a position in its original.
-
-Not here: the text form of an entry (`jsonentry.pyx`), waiting for more (`containers/logs.py`).
+A packed file is decompressed piece by piece while it is read. An offset in it is one of its
+original, and so is its inode number. Not here: the text form of an entry (`jsonentry.pyx`), waiting
+for more (`containers/logs.py`).
 
 Owns:    the descriptors of the files that it holds open.
 Threads: one at a time per object, except `close`; the GIL is released around larger work.
@@ -14,7 +14,7 @@ from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.exc cimport PyErr_SetFromErrnoWithFilenameObject
 from cpython.ref cimport PyObject, Py_XDECREF
 from libc.errno cimport EINTR, EINVAL, ENOENT, errno
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memmove
 from posix.fcntl cimport O_CLOEXEC, O_RDONLY, open
@@ -27,11 +27,13 @@ from engine._fast.jsonentry cimport (
     unescape,
 )
 from engine._fast.linux cimport O_NOFOLLOW, O_NONBLOCK
-from engine._fast.packed cimport Label, Unpacker, read_label
+from engine._fast.packed cimport LABELLED, Label, Survey, read_label
 
 import json
 import os
 from urllib.parse import quote_plus
+
+from isal import igzip_lib
 
 cdef extern from "Python.h":
     # raw pointers, because the bytes object is filled without the GIL and then shrunk to its final
@@ -46,6 +48,8 @@ cdef enum:
     HELD_FILES = 64  # most rotated files that a reader holds open ahead of its position
     HELD_BYTES = 64 << 20               # … and no more files once these hold so many bytes
     WALKS = 20                          # attempts to list the files while rotation renames them
+    PACKED_BLOCK = 64 << 10             # bytes of a packed file read at a time
+    TRAILER = 8                         # bytes after the data of a gzip member: RFC 1952, 2.3.1
 
 
 def _url_text(bytes attrs) -> bytes:
@@ -58,13 +62,14 @@ def _url_text(bytes attrs) -> bytes:
         return b" "
 
 
-cdef class Piece:
+cdef class File:
     """An open file of the log. It is closed with the object."""
 
     cdef int fd
-    cdef uint64_t inode                     # of the original, if it is packed
+    cdef uint64_t inode                     # as positions name it: of the original, if it is packed
+    cdef uint64_t own                       # of the file itself
     cdef bint packed
-    cdef Label label                        # of a packed one
+    cdef Label label                        # of a packed file
 
     def __cinit__(self):
         self.fd = -1
@@ -73,27 +78,121 @@ cdef class Piece:
         if self.fd >= 0:
             close(self.fd)
 
+    cdef bint is_same(self, File other):
+        """True if both have the same entries: `other` may have been packed since it was opened."""
+        return self.own == other.own or (self.packed and not other.packed and self.inode == other.inode)
 
-cdef Piece open_piece(bytes name, bint packed):
-    """None if there is no such file."""
-    cdef Piece piece = Piece.__new__(Piece)
+
+cdef File opened(bytes name, bint packed):
+    """None if there is no such file. Raises OSError."""
+    cdef File file = File.__new__(File)
     cdef struct_stat status
-    piece.fd = open(<const char *>name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)
-    if piece.fd < 0:
+    file.fd = open(<const char *>name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)
+    if file.fd < 0:
         if errno != ENOENT:
             PyErr_SetFromErrnoWithFilenameObject(OSError, name)
         return None
-    if fstat(piece.fd, &status) < 0:
+    if fstat(file.fd, &status) < 0:
         PyErr_SetFromErrnoWithFilenameObject(OSError, name)
     if not S_ISREG(status.st_mode):
         raise OSError(EINVAL, "not a regular file", os.fsdecode(name))
-    piece.inode = status.st_ino
-    piece.packed = packed
+    file.inode = file.own = status.st_ino
+    file.packed = packed
     if packed:
-        if read_label(piece.fd, &piece.label) < 0:
+        if read_label(file.fd, &file.label) < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, name)
-        piece.inode = piece.label.inode
-    return piece
+        file.inode = file.label.inode
+    return file
+
+
+cdef class Unpacker:
+    """Reads the original of a packed file from its beginning. Ends early where that is damaged.
+
+    Checksums of labelled files are not compared: that would take away the last lines, and nothing
+    else could be read instead.
+    """
+
+    cdef File file
+    cdef int64_t at                         # bytes of the packed file that were read
+    # decompresses the current member of the gzip file, or None
+    cdef object stream
+    # the member is the one with the label, whose header is skipped
+    cdef bint raw
+    cdef bytes rest                         # what was read beyond its end
+    cdef bint ended
+
+    def __cinit__(self, File file not None):
+        self.file = file
+        self.rest = b""
+        if file.label.entries >= 0:
+            self.raw = True
+            self.at = LABELLED
+            self.stream = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_DEFLATE)
+
+    cdef ssize_t read(self, char *into, size_t size) except -1:
+        """The next bytes, at most `size`; 0 at the end."""
+        cdef bytes given, found
+        while not self.ended:
+            if self.stream is None:
+                # zeros may follow a member: gzip(1)
+                given = (self.rest or self.more()).lstrip(b"\0")
+                if not given:
+                    given = self.more().lstrip(b"\0")
+                self.rest = given
+                if not given:
+                    break
+                self.stream = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP)
+            given = b""
+            if self.stream.needs_input:
+                given, self.rest = self.rest or self.more(), b""
+                if not given:
+                    break                                       # it was cut
+            try:
+                found = self.stream.decompress(given, size)
+            except igzip_lib.error:
+                break
+            if self.stream.eof:
+                self.rest = self.stream.unused_data
+                self.stream = None
+                if self.raw:
+                    self.raw = False
+                    self.at += TRAILER - len(self.rest)
+                    self.rest = b""
+            if found:
+                memcpy(into, PyBytes_AS_STRING(found), len(found))
+                return len(found)
+        self.ended = True
+        self.stream = None
+        self.rest = b""
+        return 0
+
+    cdef bytes more(self):
+        cdef bytes data = os.pread(self.file.fd, PACKED_BLOCK, self.at)
+        self.at += len(data)
+        return data
+
+
+cdef Survey survey(File file, int64_t limit, bint whole):
+    """What a packed file has in the first `limit` bytes of its original; not `whole`: what it has
+    up to the first entry, or in a few blocks without one."""
+    cdef Survey found = Survey.__new__(Survey)
+    cdef Unpacker unpacker = Unpacker.__new__(Unpacker, file)
+    cdef char *buffer = <char *>malloc(BLOCK)
+    cdef ssize_t got
+    if buffer == NULL:
+        raise MemoryError
+    try:
+        while found.found.size < limit:
+            got = unpacker.read(buffer, BLOCK)
+            if got == 0:
+                break
+            with nogil:
+                found.feed(buffer, min(<int64_t>got, limit - found.found.size))
+            if not whole and (found.found.entries or found.found.size > 2 * ENTRY_MAX):
+                break
+    finally:
+        free(buffer)
+    return found
 
 
 cdef class LogReader:
@@ -127,15 +226,17 @@ cdef class LogReader:
     cdef const char *details_text
     cdef size_t details_size
     cdef bint to_position
-    cdef uint64_t until_inode
+    cdef File until_file                    # the last one to be read, with `to_position`
     cdef int64_t until_offset
-    cdef Piece here                         # the file being read; None when there is none
-    cdef int fd                             # its descriptor, or -1
-    cdef uint64_t inode
+    cdef File file                          # being read, or None
+    cdef int fd                             # of `file`, -1 when there is none
+    cdef uint64_t inode                     # of `file`
     cdef int64_t offset                     # of buffer[start] in it
     cdef bint sealed                        # the file is known to be rotated, so its size is final
-    cdef Unpacker unpacker                  # of the file being read; None if it is not packed
-    cdef list newer                         # `Piece` of the files after it, oldest first
+    cdef bint packed                        # `file` is
+    cdef Unpacker unpacker                  # of a packed file that is being read
+    cdef int64_t before                     # entries of a packed file that precede the tail
+    cdef list newer                         # `File` objects of the files after it, oldest first
     cdef char *buffer
     cdef size_t room
     cdef size_t start                       # unread: buffer[start:end]
@@ -153,7 +254,7 @@ cdef class LogReader:
         `LogWriter.position`; entries after it are not read. `until_now`: entries written from now
         on are not read.
         """
-        cdef Piece piece
+        cdef File file
         self.fd = -1
         self.newer = []
         self.path = path
@@ -172,14 +273,16 @@ cdef class LogReader:
             put_time(self.until, until_ns)
         self.newer = self.collect(None)
         if until_now and until_position is None and self.newer:
-            piece = self.newer[len(self.newer) - 1]
-            until_position = (piece.inode, self.high(piece))        # a line may be half written
+            file = self.newer[len(self.newer) - 1]
+            # a line may be half written
+            until_position = (file.inode, INT64_MAX if file.packed else self.high(file))
         if until_position is not None:
             self.to_position = True
-            self.until_inode, self.until_offset = until_position
-            inodes = [(<Piece>each).inode for each in self.newer]
-            if self.until_inode in inodes:
-                del self.newer[inodes.index(self.until_inode) + 1 :]
+            until_inode, self.until_offset = until_position
+            while self.newer and (<File>self.newer[len(self.newer) - 1]).inode != until_inode:
+                self.newer.pop()
+            if self.newer:
+                self.until_file = self.newer[len(self.newer) - 1]
             else:                                       # rotated away: all existing files are newer
                 self.close()
         if self.newer:
@@ -190,8 +293,9 @@ cdef class LogReader:
     def __dealloc__(self):
         free(self.buffer)
 
-    cdef list collect(self, Piece known):
-        """Open the files newer than `known`, oldest first; all files without it.
+    cdef list collect(self, File known):
+        """Open the files newer than `known` (None: all files), oldest first. `known` is held open,
+        so that its own number cannot be reused.
 
         Files are opened from newest to oldest, against the direction in which they are renamed. So
         a file that is renamed meanwhile is found twice rather than missed. If a new file appears
@@ -206,56 +310,35 @@ cdef class LogReader:
                 break
         return found
 
-    cdef list walk(self, Piece known, bint last):
+    cdef list walk(self, File known, bint last):
         """As `collect`. Returns None when the files were renamed meanwhile, or, in the `last`
         attempt, the files found so far."""
         cdef list found = []
         cdef int number = 0, missing = 0
         cdef uint64_t live = 0
-        cdef Piece piece
+        cdef File file
         while missing < 2:  # one number may be missing during a rotation
             name = self.path if number == 0 else b"%s.%d" % (self.path, number)
-            piece = open_piece(name, False)
-            if piece is None and number:
-                # packing makes it before it removes the other
-                piece = open_piece(name + b".gz", True)
+            file = opened(name, False)
+            if file is None and number:                 # a file is packed before it is removed
+                file = opened(name + b".gz", True)
             number += 1
-            if piece is None:
+            if file is None:
                 missing += 1
                 continue
             missing = 0
             if number == 1:
-                live = piece.inode
+                live = file.own
             elif self.live_inode() != live:
                 if last:
                     break
                 return None
-            if known is not None and self.same(piece, known):
+            if known is not None and file.is_same(known):
                 break
-            if not any(self.same(piece, each) for each in found):
-                found.append(piece)
+            if not any(file.own == (<File>each).own for each in found):
+                found.append(file)
         found.reverse()
         return found
-
-    cdef bint same(self, Piece one, Piece other) except -1:
-        """True if two pieces have the same original.
-
-        The inode number of a packed file's original may be used again. Two plain files are both
-        open, so theirs differ. Otherwise the time of the first entry decides: no two entries of a
-        log have the same.
-        """
-        cdef char first[TIME_SIZE]
-        cdef char second[TIME_SIZE]
-        if one.inode != other.inode:
-            return False
-        if one.packed and other.packed:
-            return memcmp(&one.label, &other.label, sizeof(Label)) == 0
-        if one.packed or other.packed:
-            return (
-                self.first_time(one, first) > 0 and self.first_time(other, second) > 0
-                and memcmp(first, second, TIME_SIZE) == 0
-            )
-        return True
 
     cdef uint64_t live_inode(self) noexcept:
         """Inode at PATH; 0 when there is no file."""
@@ -264,30 +347,32 @@ cdef class LogReader:
 
     cdef int enter(self) except -1:
         """Continue with the next newer file of `newer`."""
+        self.file = self.newer.pop(0)
+        self.fd = self.file.fd
+        self.inode = self.file.inode
+        self.packed = self.file.packed
         self.unpacker = None
-        self.here = self.newer.pop(0)
-        self.fd, self.inode = self.here.fd, self.here.inode
-        if self.here.packed:
-            self.unpacker = Unpacker(self.fd)
-        self.offset = 0
+        self.offset = self.before = 0
         self.start = self.end = 0
         self.skipping = False
         # opened under a rotated name, hence after its last write
-        self.sealed = self.here.packed or len(self.newer) > 0
+        self.sealed = self.packed or len(self.newer) > 0
         return 0
 
     cdef int keep_up(self) except -1:
         """Open the files newer than the newest known one, before rotation removes them."""
         cdef struct_stat status
         cdef int64_t held = 0
-        cdef uint64_t newest = self.newest()
-        if self.to_position or stat(self.path, &status) < 0 or status.st_ino == newest or len(self.newer) >= HELD_FILES:
+        cdef File newest = self.newer[len(self.newer) - 1] if self.newer else self.file
+        if self.to_position or stat(self.path, &status) < 0:
+            return 0
+        if status.st_ino == newest.own or len(self.newer) >= HELD_FILES:
             return 0
         for each in self.newer:
-            if fstat((<Piece>each).fd, &status) == 0:
+            if fstat((<File>each).fd, &status) == 0:
                 held += status.st_size
         if held < HELD_BYTES:
-            self.newer += self.collect(self.newer[len(self.newer) - 1] if self.newer else self.here)
+            self.newer += self.collect(newest)
         return 0
 
     cdef int leave(self) except -1:
@@ -302,9 +387,9 @@ cdef class LogReader:
                 self.enter()
                 return 1
             return 0
-        if self.to_position and self.inode == self.until_inode:
+        if self.to_position and self.file is self.until_file:
             return 0
-        if self.unpacker is None:
+        if not self.packed:
             if fstat(self.fd, &status) < 0:
                 PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
             if status.st_size < self.offset:            # truncated by an operator
@@ -320,28 +405,27 @@ cdef class LogReader:
             self.sealed = True  # first read what was written between the last read and the rotation
             return 1
         if not self.newer:
-            self.newer = self.collect(self.here)
+            self.newer = self.collect(self.file)
             if not self.newer:
                 return 0
         self.enter()
         return 1
 
-    cdef int64_t high(self, Piece piece) except -1:
-        """Limit up to which the file may be read now: after its last whole line, and not beyond
-        `until_position`."""
+    cdef int64_t high(self, File file) except -1:
+        """Limit up to which a file that is not packed may be read now: after its last whole line,
+        and not beyond `until_position`."""
         cdef struct_stat status
         cdef int64_t size
-        if fstat(piece.fd, &status) < 0:
+        if fstat(file.fd, &status) < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
-        size = piece.label.size if piece.packed else status.st_size
-        if self.to_position and piece.inode == self.until_inode:
-            size = min(size, self.until_offset)
-        if piece.packed:
-            return size
-        size = last_newline(piece.fd, size)
+        size = last_newline(file.fd, min(<int64_t>status.st_size, self.limit(file)))
         if size < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
         return size
+
+    cdef int64_t limit(self, File file) noexcept:
+        """Offset of `until_position` if it is in this file."""
+        return self.until_offset if self.to_position and file is self.until_file else INT64_MAX
 
     cdef int seek_since(self) except -1:
         """Go to just before the first entry that is not older than `since`, by bisection over time:
@@ -349,17 +433,13 @@ cdef class LogReader:
         cdef int64_t low = 0, middle, found = 0, high
         cdef int answer
         cdef char time[TIME_SIZE]
-        cdef Piece piece
         while self.newer:
-            if not self.is_older():
-                piece = self.newer[0]
-                answer = self.first_time(piece, time)
-                if answer == 0 or memcmp(time, self.since, TIME_SIZE) > 0:
-                    break
+            if not self.begins(<File>self.newer[0], time) or memcmp(time, self.since, TIME_SIZE) > 0:
+                break
             self.enter()
-        if self.unpacker is not None:
+        if self.packed:
             return 0
-        high = self.high(self.here)
+        high = self.high(self.file)
         while high - low > BLOCK:
             middle = low + (high - low) // 2
             with nogil:
@@ -373,85 +453,34 @@ cdef class LogReader:
         self.offset = low
         return 0
 
-    cdef bint is_older(self) noexcept:
-        """True if the label of the file being read says that its entries are older than
-        `since`."""
-        cdef char time[TIME_SIZE]
-        if self.here is None or self.here.label.last <= 0:
-            return False
-        put_time(time, self.here.label.last)
-        return memcmp(time, self.since, TIME_SIZE) < 0
-
-    cdef int first_time(self, Piece piece, char *time) except -1:
-        """The time of a file's first entry. Returns 0 if it has none."""
-        cdef int64_t found = 0
+    cdef bint begins(self, File file, char *time) except -1:
+        """Find the time of a file's first entry. Returns False if it has none. A packed file is
+        decompressed for that only when it has no label, and no further than needed."""
+        cdef int64_t found = 0, first
         cdef int answer
-        if piece.packed:
-            if piece.label.first > 0:
-                put_time(time, piece.label.first)
-                return 1
-            return 0 if piece.label.entries == 0 else self.unpack_entries(piece, 1, &found, time) > 0
-        answer = probe(piece.fd, 0, self.high(piece), &found, time)
+        if file.packed:
+            first = file.label.first
+            if file.label.entries < 0:
+                first = survey(file, INT64_MAX, False).found.first
+            if first > 0:
+                put_time(time, first)
+            return first > 0
+        answer = probe(file.fd, 0, self.high(file), &found, time)
         if answer < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
         return answer
-
-    cdef ssize_t unpack_entries(self, Piece piece, ssize_t most, int64_t *after, char *time) except -1:
-        """Read the first `most` entries of a packed file. Returns how many there are; `after` is
-        the offset after the last of them, `time` is its time."""
-        cdef Unpacker unpacker = Unpacker(piece.fd)
-        cdef size_t room = ENTRY_MAX + BLOCK, used = 0
-        cdef ssize_t got, count = 0
-        cdef int64_t high = self.high(piece), at = 0
-        cdef char *block = <char *>malloc(room + 32)
-        cdef const char *line
-        cdef const char *newline
-        cdef bint skipping = False
-        cdef Entry entry
-        after[0] = 0
-        if block == NULL:
-            raise MemoryError
-        try:
-            while count < most:
-                got = unpacker.read(block + used, BLOCK)
-                if got == 0:
-                    break
-                used += got
-                line = block
-                with nogil:
-                    while count < most:
-                        newline = <const char *>memchr(line, c'\n', block + used - line)
-                        if newline == NULL or at + (newline + 1 - block) > high:
-                            break
-                        if not skipping and parse_line(line, newline - line, &entry):
-                            count += 1
-                            after[0] = at + (newline + 1 - block)
-                            memcpy(time, entry.time, TIME_SIZE)
-                        skipping = False
-                        line = newline + 1
-                    at += line - block
-                    used -= line - block
-                    memmove(block, line, used)
-                    if used >= ENTRY_MAX:
-                        skipping = True
-                        at += used
-                        used = 0
-        finally:
-            free(block)
-        return count
 
     def seek_tail(self, ssize_t lines) -> None:
         """Continue with the last `lines` entries of both streams together, as Docker counts. Call
         before the first `read`.
 
         Reads backwards no further than needed. Partial entries count; lines that are not entries do
-        not. Of packed files only the one where the tail begins is decompressed, if the others have
-        labels.
+        not. Labels have the counts of packed files, so that none is decompressed here.
         """
         cdef ssize_t left = lines
-        cdef int64_t found, low, high
+        cdef int64_t found = 0, before = 0, low, high
         cdef int index
-        cdef Piece piece
+        cdef File file = self.file
         cdef char time[TIME_SIZE]
         if lines < 0:
             raise ValueError("the tail of a log has 0 lines or more")
@@ -460,40 +489,40 @@ cdef class LogReader:
         index = len(self.newer)
         # index 0 is the file being read, the others are newer[index - 1]
         while True:
-            piece = self.newer[index - 1] if index else self.here
-            if piece.packed:
-                found = self.tail_packed(piece, &left)
+            if index:
+                file = self.newer[index - 1]
+            if file.packed:
+                found = 0
+                before = self.entries(file)
+                if before >= left:
+                    before -= left
+                    left = 0
+                else:
+                    left -= before
+                    before = 0
             else:
                 low = 0 if index else self.offset
-                high = max(low, self.high(piece))
+                high = max(low, self.high(file))
                 with nogil:
-                    found = scan_back(piece.fd, low, high, &left, time)
+                    found = scan_back(file.fd, low, high, &left, time)
                 if found < 0:
                     PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
             if left == 0 or index == 0:
                 break
             index -= 1
+            file = self.file
         for _ in range(index):
             self.enter()
         self.offset = found
+        self.before = before if self.packed else 0
         self.start = self.end = 0
 
-    cdef int64_t tail_packed(self, Piece piece, ssize_t *wanted) except -1:
-        """As `scan_back`, for a packed file."""
-        cdef int64_t after = 0
-        cdef ssize_t count
-        cdef char time[TIME_SIZE]
-        if wanted[0] == 0:
-            return piece.label.size
-        count = piece.label.entries
-        if count < 0 or (self.to_position and piece.inode == self.until_inode):
-            count = self.unpack_entries(piece, 1 << 62, &after, time)
-        if count <= wanted[0]:
-            wanted[0] -= count
-            return 0
-        self.unpack_entries(piece, count - wanted[0], &after, time)
-        wanted[0] = 0
-        return after
+    cdef int64_t entries(self, File file) except -1:
+        """Number of entries in a packed file, up to `until_position`."""
+        cdef int64_t limit = self.limit(file)
+        if file.label.entries >= 0 and limit >= file.label.size:
+            return file.label.entries
+        return survey(file, limit, True).found.entries
 
     def read(self, size_t max_bytes) -> bytes:
         """The next bytes, at most `max_bytes` (more only for one entry that is larger).
@@ -569,7 +598,7 @@ cdef class LogReader:
         cdef size_t size, need
         cdef ssize_t got
         cdef char *grown
-        cdef bint own, last_file = self.to_position and self.inode == self.until_inode
+        cdef bint own, last_file = self.to_position and self.file is self.until_file
         cdef Entry entry
         self.refused = 0
         while True:
@@ -598,9 +627,8 @@ cdef class LogReader:
                     self.room *= 2
                 if self.closing or self.budget <= 0:
                     break
-                if self.unpacker is not None:
-                    with gil:
-                        got = self.unpack(self.offset + <int64_t>self.end)
+                if self.packed:
+                    got = self.unpack()
                 else:
                     got = pread(self.fd, self.buffer + self.end, self.room - self.end, self.offset + <int64_t>self.end)
                 if got < 0:
@@ -618,6 +646,10 @@ cdef class LogReader:
             own = not self.skipping and size < ENTRY_MAX and parse_own(line, size, &entry)
             # left by break; repeated once if the entry is not in this engine's own form
             while not self.skipping and size < ENTRY_MAX:
+                if self.before:
+                    if parse_line(line, size, &entry):
+                        self.before -= 1
+                    break
                 if not own and not parse_any(line, line + size, &entry):
                     break
                 if self.from_time and memcmp(entry.time, self.since, TIME_SIZE) < 0:
@@ -663,10 +695,10 @@ cdef class LogReader:
             self.offset += size + 1
         return out - into
 
-    cdef ssize_t unpack(self, int64_t offset) except -1:
-        """Read a packed file at that offset of its original into the rest of the buffer."""
-        if self.unpacker.go_to(offset) != offset:
-            return 0
+    cdef ssize_t unpack(self) except -1 with gil:
+        """Read more of a packed file into the buffer."""
+        if self.unpacker is None:
+            self.unpacker = Unpacker.__new__(Unpacker, self.file)
         return self.unpacker.read(self.buffer + self.end, self.room - self.end)
 
     cdef ssize_t put_attrs(self, char *into, Entry *entry) except -1 with gil:
@@ -678,11 +710,11 @@ cdef class LogReader:
         """(inode, offset) of the next byte that `read` reads; (0, 0) if there is no log yet."""
         return self.inode, self.offset
 
-    cpdef uint64_t newest(self):
+    def newest(self) -> int:
         """Inode of the newest file held open; 0 if there is none. Rotation loses none of the files
         up to it.
         """
-        return (<Piece>self.newer[len(self.newer) - 1]).inode if self.newer else self.inode
+        return (<File>self.newer[len(self.newer) - 1]).inode if self.newer else self.inode
 
     def close(self) -> None:
         """Release the files; nothing more is read. Idempotent, and callable from any thread: a
@@ -695,9 +727,9 @@ cdef class LogReader:
 
     cdef int release(self) except -1:
         self.done = True
-        self.unpacker = None
-        self.here = None
         self.fd = -1
+        self.file = self.until_file = None
+        self.unpacker = None
         self.newer = []
         free(self.buffer)
         self.buffer = NULL

@@ -21,6 +21,7 @@ import traceback
 from collections import deque, namedtuple
 from contextlib import suppress
 
+from cpython.exc cimport PyErr_SetFromErrnoWithFilenameObject
 from libc.stdint cimport int64_t, uint64_t
 from posix.stat cimport fstat, struct_stat
 from posix.unistd cimport close
@@ -102,7 +103,8 @@ cdef class PackedLog(LogWriter):
                 missing += 1
                 continue
             try:
-                read_label(file, &label)
+                if read_label(file, &label) < 0:
+                    PyErr_SetFromErrnoWithFilenameObject(OSError, self.name(number, True))
             finally:
                 os.close(file)
             found.append(Rotated(label.inode, label.size, True))
@@ -231,14 +233,20 @@ cdef class PackedLog(LogWriter):
 
     def replace(self, uint64_t inode, bytes packed not None) -> bool:
         """The file `packed` is the rotated file `inode`, packed: it takes its place. Returns False,
-        and removes it, if that file has been removed by rotation, is packed or must stay as it
-        is."""
+        and removes it, if that file has been removed by rotation, is packed or must stay as it is.
+
+        The inode number may be another file's by now, perhaps of the same size. So the time of
+        modification must be the same too.
+        """
         cdef Label label
         for number, each in enumerate(self.files, 1):
             if each is not None and each.inode == inode and not each.packed and self.acknowledged(number):
                 file = os.open(packed, _READ)
                 try:
-                    same = read_label(file, &label) == 1 and (label.inode, label.size) == (inode, each.size)
+                    same = (
+                        read_label(file, &label) == 1 and (label.inode, label.size) == (inode, each.size)
+                        and os.fstat(file).st_mtime_ns == os.lstat(self.name(number, False)).st_mtime_ns
+                    )
                 finally:
                     os.close(file)
                 if not same:

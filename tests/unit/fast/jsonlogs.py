@@ -151,8 +151,8 @@ def read(path: Path, tail: int | None = None, chunk: int = 1 << 16, **options: o
 
 def files(path: Path) -> list[Path]:
     """Oldest first."""
-    numbered = sorted(path.parent.glob(path.name + ".[0-9]*"), key=lambda file: -number(file))
-    return [*numbered, path]
+    numbered = [file for file in path.parent.glob(path.name + ".[0-9]*") if not file.name.endswith(".packing")]
+    return [*sorted(numbered, key=lambda file: -number(file)), path]
 
 
 def number(file: Path) -> int:
@@ -160,28 +160,34 @@ def number(file: Path) -> int:
     return int(file.name.removesuffix(".gz").rpartition(".")[2])
 
 
-def pack_file(file: Path) -> Path:
-    """Pack a rotated file as the daemon and the monitor do together; returns the packed one."""
-    fresh = file.with_name("fresh")
-    with file.open("rb") as source, fresh.open("wb") as target:
-        pack(source.fileno(), target.fileno())
-    return replace(file, fresh)
-
-
-def pack_foreign(file: Path) -> Path:
-    """As another engine does it: without a label."""
-    fresh = file.with_name("fresh")
-    fresh.write_bytes(gzip.compress(file.read_bytes(), 1))
-    return replace(file, fresh)
-
-
-def replace(file: Path, fresh: Path) -> Path:
-    packed = file.with_name(file.name + ".gz")
-    fresh.rename(packed)
-    file.unlink()
-    return packed
-
-
 def original(file: Path) -> bytes:
     data = file.read_bytes()
     return gzip.decompress(data) if file.suffix == ".gz" else data
+
+
+def packed_copy(file: Path) -> Path:
+    """A rotated file, packed into one beside it, as the daemon does it before the monitor renames
+    the result."""
+    copy = file.with_name(f"{file.name.rpartition('.')[0]}.{file.stat().st_ino}.packing")
+    with file.open("rb") as source, copy.open("w+b") as into:
+        pack(source.fileno(), into.fileno())
+    return copy
+
+
+def pack_file(file: Path) -> Path:
+    """Pack a rotated file as the daemon and the monitor do together; returns the packed one."""
+    return _replace(file, packed_copy(file))
+
+
+def pack_foreign(file: Path) -> Path:
+    """As another program does it: without a label."""
+    copy = file.with_name("copy")
+    copy.write_bytes(gzip.compress(file.read_bytes(), 1))
+    return _replace(file, copy)
+
+
+def _replace(file: Path, copy: Path) -> Path:
+    packed = file.with_name(file.name + ".gz")
+    copy.rename(packed)
+    file.unlink()
+    return packed
