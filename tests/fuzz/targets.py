@@ -362,6 +362,40 @@ def cursor_decode(noise: Noise) -> None:
 
 
 @target
+def log_packed_read(noise: Noise) -> None:
+    """A packed file of any lines is read as its original is."""
+    with _directory() as (place, _):
+        path, rotated, copy = place / "log", place / "log.1", place / "log.1.gz"
+        path.write_bytes(noise.choice(LOGS))
+        rotated.write_bytes(mutated(b"".join(noise.choices(LOGS, k=noise.randrange(1, 6))), noise, LOGS))
+        with rotated.open("rb") as source, copy.open("w+b") as into:
+            packed.pack(source.fileno(), into.fileno())
+        data = copy.read_bytes()
+        copy.unlink()
+        options = {
+            "stdout": noise.random() < 0.9,
+            "since_ns": noise.choice([0, 0, 1709168523_000000000]),
+            "timestamps": bool(noise.randrange(2)),
+            "until_now": bool(noise.randrange(2)),
+        }
+        tail = noise.choice([None, 0, 1, 3])
+        answers = []
+        for content in (None, data):
+            if content is not None:
+                rotated.unlink(missing_ok=True)
+                copy.write_bytes(content)
+            reader = LogReader(os.fsencode(path), **options)  # type: ignore[arg-type]
+            if tail is not None:
+                reader.seek_tail(tail)
+            found = []
+            while piece := reader.read(1000):
+                found.append(piece)
+            answers.append(b"".join(found))
+            reader.close()
+        assert answers[0] == answers[1]
+
+
+@target
 def log_write(noise: Noise) -> None:
     """Any bytes, in any pieces, with rotations: each line is read back, as text."""
     text = mutated(
