@@ -28,11 +28,15 @@ from engine.containers.container import Container
 from engine.errors import EngineError
 from engine.logs import cursor
 from engine.logs.targets import JsonFile, Spool
+from engine.system import threads
 from engine.system.tasks import spawn
+from engine.system.threads import LongWork
 
 _log = logging.getLogger(__name__)
 
 TEMPORARY = ".packing"
+PAUSE = 1.0
+"""Seconds between a rotation and the compression."""
 
 
 class Rotated(NamedTuple):
@@ -50,6 +54,7 @@ class Packing:
         self._queue: dict[str, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._reported = False
+        self._threads = LongWork(1, "compress logs")
 
     def rotated(self, container_id: str) -> None:
         """The log may have files to be compressed."""
@@ -71,12 +76,19 @@ class Packing:
     async def _work(self) -> None:
         try:
             while self._queue:
-                container = self._find(next(iter(self._queue)))
-                self._queue.pop(next(iter(self._queue)))
+                # A log that rotates faster is compressed in steps of several files.
+                await asyncio.sleep(PAUSE)
+                container_id = next(iter(self._queue))
+                del self._queue[container_id]
+                container = self._find(container_id)
                 if container is not None and not container.removed:
-                    await self._pack(container)
+                    try:
+                        await self._pack(container)
+                    except EngineError as error:
+                        _log.warning("log of container %s: cannot be compressed: %s", container_id, error.message)
         finally:
             self._task = None
+            self._threads.release()
 
     async def _pack(self, container: Container) -> None:
         try:
@@ -89,7 +101,7 @@ class Packing:
         try:
             await asyncio.to_thread(remove_temporary, newest)
             for each in await asyncio.to_thread(packable, newest, spool=isinstance(target, Spool)):
-                temporary = await asyncio.to_thread(_compress, each)
+                temporary = await threads.abandonable(self._threads.run, _compress, each)
                 if temporary is not None:
                     await _put(container, newest, each.inode, temporary)
         except OSError as error:
@@ -101,10 +113,10 @@ class Packing:
 
 
 def packable(newest: Path, *, spool: bool = False) -> list[Rotated]:
-    """The files of a log that can be compressed, oldest first. Of a `spool` those are meant whose
+    """The files of a log that can be compressed, newest first: the oldest may soon be removed. Of a `spool` those are meant whose
     lines are delivered. Raises OSError."""
     files = _rotated(newest)
-    return _delivered(newest, files) if spool else files
+    return (_delivered(newest, files) if spool else files)[::-1]
 
 
 def _rotated(newest: Path) -> list[Rotated]:
@@ -158,7 +170,7 @@ def _compress(file: Rotated) -> Path | None:
             return None
         into = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | flags, 0o640)
         try:
-            packed.pack(source, into)
+            packed.pack(source, into, threads.checkpoint)
         except BaseException:
             os.unlink(temporary)
             raise
@@ -175,7 +187,7 @@ async def _put(container: Container, newest: Path, inode: int, temporary: Path) 
     async with container.lock:
         if container.removed:
             return
-        if not container.running:
+        if container.id not in container.parts.monitor.processes:
             await asyncio.to_thread(_replace, newest, inode, temporary)
             return
     try:
@@ -187,8 +199,10 @@ async def _put(container: Container, newest: Path, inode: int, temporary: Path) 
 
 def _replace(newest: Path, inode: int, temporary: Path) -> None:
     """As the monitor does, for a container without a process."""
+    made = temporary.stat()
     for each in _rotated(newest):
-        if each.inode == inode:
+        # The number may be another file's by now. The compressed file has the original's time.
+        if each.inode == inode and each.path.stat().st_mtime_ns == made.st_mtime_ns:
             temporary.rename(each.path.with_name(each.path.name + ".gz"))
             each.path.unlink()
             return

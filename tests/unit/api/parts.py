@@ -35,6 +35,13 @@ HOST = Host(
 )
 
 
+class Undelivered:
+    """No container has a remote log target."""
+
+    async def totals(self) -> None:
+        return None
+
+
 def engine() -> Engine:
     counts = Counts(
         running=2,
@@ -49,6 +56,7 @@ def engine() -> Engine:
         descriptors=17,
     )
     outside: Any = SimpleNamespace(config=Config())  # of a swarm
+    deliveries: Any = Undelivered()
     absent: Any = None  # parts that the handlers under test never reach
     return Engine(
         builder=absent,
@@ -59,6 +67,7 @@ def engine() -> Engine:
         host=HOST,
         counts=lambda: counts,
         containers=absent,
+        deliveries=deliveries,
         devices=list,
         execs=absent,
         images=absent,

@@ -143,6 +143,7 @@ def test_stalled_registries_hold_nobody_up(tmp_path: Path) -> None:
 
 
 POOLS = {
+    "containers/packing.py": "compresses log files that are complete",
     "images/layers.py": "extraction and digests of complete bytes, never of those that are still being received",
     "images/push.py": "packs layers that are here; the chunks wait for the registry on the loop",
 }

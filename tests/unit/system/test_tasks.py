@@ -100,6 +100,7 @@ KEPT = {
     ("manager/logs.py", "self._dialling"): "awaited by each reader of another manager's logs",
     ("manager/quorum.py", "self._counting"): "awaited by each caller of `reachable`",
     ("networks/attachments.py", "sandbox.opening"): "awaited by `opened` and `leave`",
+    ("shipper/destination.py", "self._task"): "logs its own failures, and is awaited by `end`",
     ("usage.py", "self._running[kind]"): "awaited by `_shared`",
 }
 """Attributes that hold a task which `spawn` has not made, and where its failure goes."""
