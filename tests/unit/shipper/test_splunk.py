@@ -107,6 +107,12 @@ def test_levels_of_compression() -> None:
 # --- refused events -------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a few thousand lines take several requests."""
+    monkeypatch.setattr(splunk, "EVENTS", 1000)
+
+
 class Judge:
     """Refuses events, by their numbers."""
 
