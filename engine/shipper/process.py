@@ -146,8 +146,9 @@ class Shipper:
         loop = asyncio.get_running_loop()
         try:
             board = Board(os.fsencode(self.directory), monitor=False)
-        except OSError as error:  # another layout, or no RUN any more: this process is of no use
+        except OSError as error:  # another layout, or removed: the monitor starts another process
             _log.error("%s/board: %s", self.directory, error)
+            self._homeless = True
             self._ending.set()
             return
         loop.remove_reader(self.board.bell)
@@ -351,18 +352,11 @@ class Shipper:
                     task.add_done_callback(self._background.discard)
             if self.board.replaced:
                 self._rung()
-            self._check_home()
             now = time.monotonic()
             if self.feeds or self._unsaved or self._background:
                 self._busy_at = now
             elif now - self._busy_at > idle:
                 self._ending.set()
-
-    def _check_home(self) -> None:
-        if not os.path.exists(f"{self.directory}/lock"):
-            _log.error("%s was removed; the monitor makes it again", self.directory)
-            self._homeless = True
-            self._ending.set()
 
     def _conclude(self, feed: Feed) -> None:
         """Forget a feed that is delivered, or whose time is over."""

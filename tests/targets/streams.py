@@ -212,6 +212,66 @@ class StreamReceiver:
         """There is more in `stream.data`."""
 
 
+class DatagramReceiver:
+    """A Unix datagram socket, and a thread that reads it."""
+
+    def __init__(self, path: str, *, pace: float = 0) -> None:
+        """`pace`: messages per second at most; 0: all."""
+        self.path = path
+        self.pace = pace
+        self.messages: list[bytes] = []
+        self._paused = False
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._ends = threading.Event()
+        self.start()
+
+    def start(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.path)
+        self._socket.settimeout(0.02)
+        self._ends.clear()
+        self._thread = threading.Thread(target=self._receive, args=(self._socket,), daemon=True)
+        self._thread.start()
+
+    def away(self) -> None:
+        """As if the process were killed."""
+        if self._socket is not None and self._thread is not None:
+            self._ends.set()
+            self._thread.join(20)
+            assert not self._thread.is_alive()
+            self._socket.close()
+            self._socket = None
+
+    def pause(self) -> None:
+        self._paused = True
+
+    def resume(self) -> None:
+        self._paused = False
+
+    def lines(self) -> list[bytes]:
+        """Messages that are not empty."""
+        return [each for each in list(self.messages) if each]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.away()
+
+    def _receive(self, receiver: socket.socket) -> None:
+        while not self._ends.is_set():
+            if self._paused:
+                time.sleep(0.005)
+                continue
+            with contextlib.suppress(TimeoutError):
+                self.messages.append(receiver.recv(1 << 17))
+                if self.pace:
+                    time.sleep(1 / self.pace)
+
+
 def reset(stream: Stream) -> None:
     """End with a reset, whatever has been read."""
     with contextlib.suppress(OSError):

@@ -58,7 +58,7 @@ LOOK_SIZE = 512 << 10
 """Bytes that are sent between two looks at most."""
 FINISH = 5.0
 """Seconds that a peer may take to close after us."""
-TURN_OVER = 1.0
+TURN_OVER = 0.25
 """Seconds that a connection lasts at least before it is turned over."""
 SMALLEST_BUFFER = 256 << 10
 """Bytes of a peer's buffer at least; Linux begins with half of it."""
@@ -139,20 +139,28 @@ class Connection(asyncio.Protocol):
         """Bytes that the peer does not have yet, at least. Raises OSError after a reset."""
         self.check()
         assert self._transport is not None and self._socket is not None
-        size = self._transport.get_write_buffer_size()
-        if self._lower is not None:
-            size += self._lower.get_write_buffer_size()
+        size = 0
+        for each in (self._transport, self._lower):
+            if each is not None:
+                # asyncio has taken the socket's error and dropped the buffer, and reports it soon
+                if each.is_closing():
+                    raise _closed()
+                size += each.get_write_buffer_size()
         answer = fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
         # A Unix socket forgets what a dead peer has not read. It has the error before.
         if error := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(error, os.strerror(error))
         return size + int(struct.unpack("i", answer)[0])
 
+    @property
+    def local(self) -> bool:
+        """A Unix socket, where `outstanding` counts what the peer's process has not read."""
+        return self._socket is not None and self._socket.family == socket.AF_UNIX
+
     def window(self) -> int:
-        """Bytes that the peer's kernel takes without its process; 0 for a Unix socket, where
-        `outstanding` counts those."""
+        """Bytes that the peer's kernel takes without its process."""
         assert self._socket is not None
-        if self._socket.family == socket.AF_UNIX or self.lost:
+        if self.local or self.lost:
             return 0
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         if len(info) < _TCP_INFO_WINDOW + 4:
@@ -223,6 +231,7 @@ class StreamDestination(Destination):
         self._looked = (0.0, 0)
         self._turning = 0.0
         self.connection = await self.dial()
+        self._window = self.connection.window()
         self._opened = time.monotonic()
 
     async def close(self) -> None:
@@ -296,10 +305,12 @@ class StreamDestination(Destination):
     def look(self, connection: Connection, now: float) -> None:
         """Settle what the target has by the rules of this module."""
         connection.received.clear()  # neither protocol has answers
+        if connection.ending:  # its end says what has arrived
+            return
         self._arrived = max(self._arrived, self._sent - connection.outstanding())
         window = connection.window()
         self._window = max(self._window, window)
-        buffer = max(2 * self._window, SMALLEST_BUFFER) if self._window else 0
+        buffer = 0 if connection.local else max(2 * self._window, SMALLEST_BUFFER)
         settled = self._arrived - buffer
         if not self._seen or self._seen[-1][1] < self._arrived:
             self._seen.append((now, self._arrived))

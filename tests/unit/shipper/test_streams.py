@@ -36,6 +36,7 @@ class Line(Connection):
         self.wire = bytearray()
         self.lacks = 0
         self.announced = 64 * KIB
+        self.unix = False
         self.failure: OSError | None = None
         self.full: asyncio.Event | None = None
         """Set by the test when a write may go on."""
@@ -52,6 +53,10 @@ class Line(Connection):
         if self.failure is not None:
             raise self.failure
         return self.lacks
+
+    @property
+    def local(self) -> bool:
+        return self.unix
 
     def window(self) -> int:
         return self.announced
@@ -154,6 +159,14 @@ def test_the_buffer_is_twice_the_largest_window(looked: Looked, line: Line, spoo
     assert buffer <= lag < buffer + 64 * KIB
 
 
+def test_a_peer_whose_window_is_never_open(looked: Looked, line: Line, spool: Spool) -> None:
+    """Its whole buffer was filled before the first look."""
+    line.announced = 0
+    sent(looked, spool, 128 * KIB)
+    looked.look(line, 1.0)
+    assert spool.feed.acked.lines == 0
+
+
 def test_what_the_kernels_have_not_passed_on_is_not_settled(looked: Looked, line: Line, spool: Spool) -> None:
     for _ in range(100):
         sent(looked, spool, 64 * KIB)
@@ -199,7 +212,7 @@ def test_a_process_that_does_not_read(looked: Looked, line: Line, spool: Spool) 
 
 
 def test_a_unix_socket_counts_what_the_process_has_not_read(looked: Looked, line: Line, spool: Spool) -> None:
-    line.announced = 0
+    line.unix, line.announced = True, 0
     for _ in range(10):
         sent(looked, spool, 100)
     line.lacks = 450  # more than the bytes: the kernel counts memory
@@ -211,7 +224,7 @@ def test_a_unix_socket_counts_what_the_process_has_not_read(looked: Looked, line
 
 
 def test_a_reset_settles_nothing(looked: Looked, line: Line, spool: Spool) -> None:
-    line.announced = 0
+    line.unix, line.announced = True, 0
     sent(looked, spool, 100)
     line.failure = ConnectionResetError(104, "reset")
     with pytest.raises(ConnectionResetError):
@@ -507,6 +520,32 @@ def test_a_peer_that_is_killed_with_unread_data(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
+def test_a_reset_that_asyncio_has_not_reported_yet(tmp_path: Path) -> None:
+    """It has dropped its buffer then, and the socket has no error any more."""
+
+    async def scene() -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        connection = await dial.stream(lambda: Connection(asyncio.Event()), str(tmp_path / "s"))
+        peer, _ = listener.accept()
+        writing = asyncio.ensure_future(connection.write(bytes(4 << 20)))
+        await asyncio.sleep(0)
+        peer.close()
+        transport = connection._transport
+        assert transport is not None
+        while not transport.is_closing():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert not connection.lost and transport.get_write_buffer_size() == 0
+        with pytest.raises(ConnectionResetError):
+            connection.outstanding()
+        with pytest.raises(OSError):
+            await writing
+        listener.close()
+
+    asyncio.run(scene())
+
+
 def test_a_write_waits_for_a_slow_peer(tmp_path: Path) -> None:
     async def scene() -> None:
         listener = socket.socket(socket.AF_UNIX)
@@ -549,7 +588,7 @@ def _ended(peer: socket.socket) -> bool:
 def test_a_write_to_a_lost_connection(tmp_path: Path) -> None:
     async def scene() -> None:
         connection = Connection(asyncio.Event())
-        connection._transport = asyncio.Transport()  # type: ignore[abstract]
+        connection._transport = asyncio.Transport()
         connection.connection_lost(ConnectionResetError(104, "reset"))
         with pytest.raises(ConnectionResetError):
             await connection.write(b"x")
