@@ -90,6 +90,8 @@ class Deliveries:
         self._name = engine_name
         self._ship = ship
         self._socket: socket.socket | None = None
+        self._away: set[tuple[str, str]] = set()
+        """Targets that were reported as unreachable. Each new shipper reports them again."""
 
     async def open(self) -> None:
         """Receive what the shipper reports. Raises OSError."""
@@ -213,6 +215,7 @@ class Deliveries:
             driver=delivery.target.destination[0],
             address=delivery.target.address,
             state="waiting" if size else "delivered",
+            waiting=None if size else 0,
             delivered=known.lines - known.dropped_lines,
             waiting_bytes=size,
             dropped=known.dropped_lines,
@@ -267,6 +270,13 @@ class Deliveries:
             attributes |= {"container": change.container, "lines": str(change.lines)}
             _log.warning("container %s: %d log lines were dropped", change.container, change.lines)
         else:
+            target = change.driver, change.address
+            if change.action == "unreachable":
+                if target in self._away:
+                    return
+                self._away.add(target)
+            else:
+                self._away.discard(target)
             attributes |= {"containers": str(change.containers)}
             if change.error:
                 attributes["error"] = change.error

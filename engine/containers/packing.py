@@ -113,8 +113,9 @@ class Packing:
 
 
 def packable(newest: Path, *, spool: bool = False) -> list[Rotated]:
-    """The files of a log that can be compressed, newest first: the oldest may soon be removed. Of a `spool` those are meant whose
-    lines are delivered. Raises OSError."""
+    """The files of a log that can be compressed, newest first: the oldest may soon be removed. Of a
+    `spool` those are meant whose lines are delivered. Raises OSError.
+    """
     files = _rotated(newest)
     return (_delivered(newest, files) if spool else files)[::-1]
 

@@ -27,8 +27,6 @@ SEND_BUFFER = 256 << 10
 KEEP_ALIVE = 30
 """Seconds without traffic after which TCP asks whether the peer is still there. Idle connections
 through balancers end otherwise without a word."""
-USER_TIMEOUT = 60_000
-"""Milliseconds that sent data may lack TCP's acknowledgement, tcp(7)."""
 
 _IP_RECVERR = (socket.IPPROTO_IP, 11)
 _IPV6_RECVERR = (socket.IPPROTO_IPV6, 25)
@@ -127,7 +125,6 @@ async def _connected(addresses: list[tuple[int, int, int, str, tuple[str, int]]]
             made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
                 made.setsockopt(socket.IPPROTO_TCP, option, KEEP_ALIVE)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT)
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await asyncio.get_running_loop().sock_connect(made, address)
         except OSError as error:

@@ -237,6 +237,8 @@ class Destination(ABC):
     async def _run(self) -> None:
         while True:
             await self.wait()
+            if not self._has_something():
+                continue
             try:
                 await self.open()
                 await self.pass_on()
@@ -250,6 +252,14 @@ class Destination(ABC):
             finally:
                 await self.abandon()
             await asyncio.sleep(self._pause())
+
+    def _has_something(self) -> bool:
+        """A feed that waits has something to send. The others no longer wait."""
+        while self._ready:
+            if self._ready[0].peek():
+                return True
+            self._ready.popleft().queued = False
+        return False
 
     def failed(self, error: BaseException) -> None:
         """The target cannot be reached, or has failed."""

@@ -218,6 +218,16 @@ class Feed:
                 return None
         return read(self._notice(), 0)[0]
 
+    def peek(self) -> bool:
+        """There is something to read."""
+        try:
+            more = self._start < len(self._block) or self._lost.untold > 0 or self._read_on()
+        except OSError as error:
+            self._broke(error)
+            return False
+        self.drained = not more
+        return more
+
     def _pass(self, size: int, lines: int = 0) -> None:
         inode, offset, done, count = self.at
         self.at = Position(inode, offset + size, done + size, count + lines)

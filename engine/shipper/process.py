@@ -48,6 +48,8 @@ SAVE = 1.0
 acknowledged since again, unless the board still has it."""
 IDLE = 60.0
 """Seconds without anything to deliver until the process ends."""
+REPORT = 1.0
+"""Seconds for which lost lines of a container are added up for the daemon."""
 GIVE_UP = 600.0
 """Seconds that lines of a removed container are kept for their target."""
 TIDY = 5.0
@@ -81,6 +83,7 @@ class Shipper:
         self._busy_at = time.monotonic()
         self._ending = asyncio.Event()
         self._homeless = False
+        self._lost: dict[Feed, int] = {}
         self._background: set[asyncio.Task[Any]] = set()
         self._events = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
 
@@ -104,7 +107,7 @@ class Shipper:
         tidying.cancel()
         server.close()
         with suppress(TimeoutError):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(3):
                 await asyncio.gather(
                     *(each.end(orderly=True) for each in self.destinations.values()), *self._background
                 )
@@ -227,6 +230,8 @@ class Shipper:
             return None
         try:
             feed = Feed(directory, document, self._destination(document))
+        except FileNotFoundError:
+            return None  # a container that is just being removed
         except OSError as error:
             _log.error("%s: %s", directory, error)
             return None
@@ -277,7 +282,14 @@ class Shipper:
     def lost(self, feed: Feed, lines: int) -> None:
         self._unsaved.add(feed)
         self._save_soon()
-        self._report("lost", feed.destination, container=feed.document.id, lines=lines)
+        if not self._lost:
+            asyncio.get_running_loop().call_later(REPORT, self._report_lost)
+        self._lost[feed] = self._lost.get(feed, 0) + lines
+
+    def _report_lost(self) -> None:
+        lost, self._lost = self._lost, {}
+        for feed, lines in lost.items():
+            self._report("lost", feed.destination, container=feed.document.id, lines=lines)
 
     def changed(self, destination: Destination) -> None:
         if destination.error:

@@ -107,9 +107,9 @@ class LogDelivery(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     """How far a container's lines are with their remote target; this engine's own.
 
     `state`: "delivered", "waiting", or "retrying" with `error` while the target is away. `waiting`:
-    lines without an acknowledgement; None while the shipper does not run, which then has counted
-    only `waiting_bytes`. `dropped`: lines that were lost to the quota of non-blocking mode, or that
-    the target refused for good.
+    lines without an acknowledgement, also those on the way; None while the shipper does not run,
+    which then has counted only `waiting_bytes`. `dropped`: lines that were lost to the quota of
+    non-blocking mode, or that the target refused for good.
     """
 
     driver: str

@@ -227,7 +227,7 @@ def _parsed(log: LogConfig) -> tuple[Files | Remote, Buffering]:
         raise InvalidParameter(f"logger: no log driver named '{kind}' is registered")
     mode = given.get("mode", "")
     if mode not in ("", _BLOCKING, "non-blocking"):
-        raise InvalidParameter(f"logger: logging mode not supported: {mode}")
+        raise InvalidParameter(f"logger: logging mode not supported: {mode} (log opt 'mode' for {kind} log driver)")
     blocking = mode != "non-blocking"
     own = Options(
         kind, {name: value for name, value in given.items() if name not in _COMMON}, empty=chosen.empty_is_unset
@@ -253,7 +253,10 @@ def _buffering(kind: str, chosen: Driver, given: Mapping[str, str], blocking: bo
     quota = files.max_size * files.max_file
     if "max-buffer-size" in given:
         if blocking:
-            raise InvalidParameter("logger: max-buffer-size option is only supported with 'mode=non-blocking'")
+            raise InvalidParameter(
+                "logger: max-buffer-size option is only supported with 'mode=non-blocking' "
+                f"(log opt 'max-buffer-size' for {kind} log driver)"
+            )
         quota = options.size("max-buffer-size", quota, binary=True)
         if quota < 1:
             raise options.invalid("max-buffer-size", "must be a positive number")

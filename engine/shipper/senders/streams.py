@@ -9,7 +9,10 @@ settled position stays behind by what the peer's buffer may hold, as long as dat
 - Data counts as read when the peer's kernel has acknowledged a whole buffer beyond it, or has had
   it for `COMMIT_AFTER` seconds, the connection still stands, and the window shows that the peer's
   process reads.
-- After an orderly end by the peer (FIN without a reset) everything acknowledged was read.
+- After an orderly end of the connection (FIN without a reset) everything acknowledged was read. A
+  process that is killed ends its connections in order too, if it has just read everything. So what
+  came within the last second before an end that the peer begins is sent again. A peer that ends
+  each connection sooner than that gets nothing twice.
 - After a reset or a time-out the rest is sent again, on a new connection.
 
 A buffer is larger than the windows that its kernel announces while data is in it: a process that
@@ -21,8 +24,8 @@ A container whose spool is nearly full would have to wait for `COMMIT_AFTER`. Th
 turned over: ended in order, which makes the peer's process read everything and end its side too,
 and opened again.
 
-A receiver that is killed after it has read data, and before it has stored them, loses them: neither
-protocol can say so.
+A receiver that is killed later than that after it has read data, and before it has stored them,
+loses them: neither protocol can say so.
 
 Owns:    the connection.
 Threads: the event loop's.
@@ -56,7 +59,12 @@ ROOM = 128 << 10
 """Bytes that are gathered for one write."""
 LOOK_SIZE = 512 << 10
 """Bytes that are sent between two looks at most."""
-FINISH = 5.0
+STORED_AFTER = 1.0
+"""Seconds after which a peer has stored what it has read."""
+STALLED = 60.0
+"""Seconds without an acknowledgement by the peer's kernel, though its window has room, after which
+the connection is dead. A peer that reads slowly, or not at all, keeps its window closed."""
+FINISH = 2.0
 """Seconds that a peer may take to close after us."""
 TURN_OVER = 0.25
 """Seconds that a connection lasts at least before it is turned over."""
@@ -207,6 +215,8 @@ class StreamDestination(Destination):
         self._looked = (0.0, 0)
         """When the connection was looked at, and how much had been sent."""
         self._opened = 0.0
+        self._alive = 0.0
+        """When the peer's kernel has last acknowledged something, or had nothing to acknowledge."""
         self._turning = 0.0
         """When this connection was ended for a new one; 0: it was not."""
         self._turns = True
@@ -227,6 +237,7 @@ class StreamDestination(Destination):
 
     async def open(self) -> None:
         self._sent = self._arrived = self._window = 0
+        self._alive = time.monotonic()
         self._seen.clear()
         self._looked = (0.0, 0)
         self._turning = 0.0
@@ -307,8 +318,13 @@ class StreamDestination(Destination):
         connection.received.clear()  # neither protocol has answers
         if connection.ending:  # its end says what has arrived
             return
+        before = self._arrived
         self._arrived = max(self._arrived, self._sent - connection.outstanding())
         window = connection.window()
+        if self._arrived > before or self._arrived == self._sent or window == 0:
+            self._alive = now
+        elif now - self._alive > STALLED:
+            raise TimeoutError(f"no acknowledgement for {STALLED:g} s")
         self._window = max(self._window, window)
         buffer = 0 if connection.local else max(2 * self._window, SMALLEST_BUFFER)
         settled = self._arrived - buffer
@@ -341,9 +357,14 @@ class StreamDestination(Destination):
             # An end with unread data is followed by a reset, which may be on its way.
             await asyncio.sleep(0.05)
         if connection.in_order():
-            self.settle(self._sent)
+            now = time.monotonic()
+            if connection.ending or now - self._opened < 2 * STORED_AFTER:
+                self.settle(self._sent)
+            else:
+                stored = [arrived for at, arrived in self._seen if at <= now - STORED_AFTER]
+                self.settle(stored[-1] if stored else 0)
             # a peer that ends a new connection at once does not serve
-            if self._sent and not self.pending():
+            if self._sent:
                 return
         connection.check()
         raise _closed()

@@ -111,7 +111,7 @@ class Writers:
             self.wanted[name] += lines
 
 
-# --- targets ------------------------------------------------------------------------------------------
+# --- targets --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", KINDS, indirect=True)
@@ -136,8 +136,9 @@ def test_a_target_that_is_away_and_returns(shipping: Shipping, end: End) -> None
     indirect=["end"],
 )
 def test_connections_that_are_cut(shipping: Shipping, end: End, cut: Callable[..., None]) -> None:
-    """Each new connection sends again what had not arrived for sure; an orderly end of a stream says
-    that everything has."""
+    """Each new connection sends again what had not arrived for sure; an orderly end of a stream
+    says that everything has.
+    """
     end.receiver.cut, end.receiver.cut_after = cut, 50_000
     writers = Writers(shipping, end.target, 2)
     shipping.start()
@@ -241,7 +242,7 @@ def test_a_name_that_goes_away(base: Path) -> None:
         arrived(lambda: _ended(receiver.lines()), writers.wanted)
 
 
-# --- the engine's processes ---------------------------------------------------------------------------
+# --- the engine's processes -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", KINDS, indirect=True)
@@ -327,7 +328,7 @@ def test_all_are_killed(shipping: Shipping, base: Path) -> None:
             assert verdict.restarts <= kills
 
 
-# --- spools -------------------------------------------------------------------------------------------
+# --- spools ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["tcp", "fluentd with acks", "unixgram"], indirect=True)

@@ -566,8 +566,9 @@ def test_a_question_that_is_none(stage: Stage, question: bytes) -> None:
     stage.play(scene)
 
 
-def test_lines_that_are_lost(stage: Stage) -> None:
+def test_lines_that_are_lost(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Non-blocking, with a target that is away for a while."""
+    monkeypatch.setattr(process, "REPORT", 0.2)
     spool = stage.spool(target=Syslog("unix", path=stage.target.path + "x"), blocking=False, quota=10_000)
     target = Target(Path(stage.target.path + "x"))
 
@@ -584,7 +585,14 @@ def test_lines_that_are_lost(stage: Stage) -> None:
         await until(lambda: stage.feeds[spool.id].acked.lines == 2000)
         state = (await stage.states())[spool.id]
         assert (state["delivered"], state["dropped"]) == (2000 - lost, lost)
-        assert any(event["action"] == "lost" for event in stage.events()), "some: they are dropped in a flood"
+        reported: list[int] = []
+
+        def told() -> bool:
+            reported.extend(event["lines"] for event in stage.events() if event["action"] == "lost")
+            return sum(reported) == lost
+
+        await until(told)
+        assert len(reported) < 5, "they are added up"
         await target.stop()
 
     stage.play(scene)

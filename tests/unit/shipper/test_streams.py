@@ -18,6 +18,7 @@ from engine.shipper.senders.streams import (
     COMMIT_AFTER,
     FINISH,
     SMALLEST_BUFFER,
+    STALLED,
     TURN_OVER,
     Connection,
     StreamDestination,
@@ -329,6 +330,62 @@ async def started(looked: Looked, spool: Spool) -> Line:
     looked.notify(spool.feed)
     await until(lambda: looked.lines and len(looked.lines[-1].lines) == spool.written)
     return looked.lines[-1]
+
+
+def test_fin_of_an_old_connection_settles_what_came_a_second_before(looked: Looked, spool: Spool) -> None:
+    """Its process may have been killed before it has stored the rest."""
+    spool.write(2)
+
+    async def scene() -> None:
+        line = await started(looked, spool)
+        await until(lambda: bool(looked._seen))
+        looked._seen[0] = (looked._seen[0][0] - 10, looked._seen[0][1])
+        looked._opened -= 10
+        spool.write(3)
+        looked.notify(spool.feed)
+        await until(lambda: len(line.lines) == 5)
+        line.fin()
+        await until(lambda: len(looked.lines) == 2 and len(looked.lines[1].lines) == 3)
+        assert spool.feed.acked.lines == 2
+        await looked.end(orderly=False)
+
+    asyncio.run(scene())
+    assert looked.lines[1].lines == [2, 3, 4]
+    assert spool.owner.changes == []
+
+
+def test_nothing_is_dialled_for_a_feed_without_lines(looked: Looked, spool: Spool) -> None:
+    looked.refuses = 1
+
+    async def scene() -> None:
+        looked.add(spool.feed)
+        looked.notify(spool.feed)
+        await until(lambda: not spool.feed.queued)
+        assert looked.refuses == 1 and not looked.error
+        spool.write(1)
+        looked.notify(spool.feed)
+        await until(lambda: looked.lines and looked.lines[0].lines)
+        await looked.end(orderly=False)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("window", [0, 64 * KIB])
+def test_a_peer_whose_kernel_is_silent_is_dead_unless_its_window_is_closed(
+    looked: Looked, spool: Spool, line: Line, window: int
+) -> None:
+    sent(looked, spool, 10)
+    line.lacks, line.announced = 10, window
+    looked._alive = 100.0
+    looked.look(line, 100.0)
+    looked.look(line, 100.0 + STALLED)
+    if window:
+        with pytest.raises(TimeoutError, match="no acknowledgement for 60 s"):
+            looked.look(line, 101.0 + STALLED)
+    else:
+        looked.look(line, 10_000.0)
+        line.announced = 64 * KIB
+        looked.look(line, 10_001.0)
 
 
 def test_fin_settles_everything(looked: Looked, spool: Spool) -> None:

@@ -131,10 +131,11 @@ def test_common_options(kind: str) -> None:
         {"tag": "{{.Name}}"},
     ):
         drivers.validate(log(kind, **options))
-    assert refusal(kind, mode="maybe") == "logger: logging mode not supported: maybe"
+    named = f"for {kind} log driver)"
+    assert refusal(kind, mode="maybe") == f"logger: logging mode not supported: maybe (log opt 'mode' {named}"
     only = "logger: max-buffer-size option is only supported with 'mode=non-blocking'"
-    assert refusal(kind, max_buffer_size="1m") == only
-    assert refusal(kind, mode="blocking", max_buffer_size="1m") == only
+    assert refusal(kind, max_buffer_size="1m") == f"{only} (log opt 'max-buffer-size' {named}"
+    assert refusal(kind, mode="blocking", max_buffer_size="1m") == f"{only} (log opt 'max-buffer-size' {named}"
     invalid = f"invalid value '{{}}' for log opt 'max-buffer-size' for {kind} log driver: {{}}"
     for value, why in (("much", "invalid size: 'much'"), ("", "invalid size: ''"), ("0", "must be a positive number")):
         assert refusal(kind, mode="non-blocking", max_buffer_size=value) == invalid.format(value, why)
