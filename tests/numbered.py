@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_LINE = re.compile(rb'([0-9A-Za-z_-]+):([0-9]+)(?: |\n|"|$)')
+# The lookbehind keeps the time linear in long padding. JSON may follow.
+_LINE = re.compile(rb'(?<![0-9A-Za-z_:-])([0-9A-Za-z_-]{1,40}):([0-9]+)(?: |\n|"|$)')
 
 
 def line(writer: str, number: int, size: int = 0) -> bytes:

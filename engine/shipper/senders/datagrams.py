@@ -65,6 +65,8 @@ class DatagramDestination(Destination):
         self._socket: socket.socket | None = None
         self._sent = 0
         """Messages."""
+        self._sending = False
+        """Some of a turn's messages are sent, without a mark yet."""
         self._opened = 0.0
         self._recent: deque[tuple[float, int]] = deque()
         """Of UDP: when which number had been sent."""
@@ -82,6 +84,7 @@ class DatagramDestination(Destination):
 
     async def open(self) -> None:
         self._sent = 0
+        self._sending = False
         self._recent.clear()
         self._opened = time.monotonic()
         self._socket = await self.dial()
@@ -112,7 +115,9 @@ class DatagramDestination(Destination):
             self.notify(feed)
             if formed.messages:
                 wire, ends = self.packed(feed, formed)
+                self._sending = True
                 await self._send(wire, ends)
+                self._sending = False
                 self._sent += len(ends)
             self.sent(self._sent, feed)
             look()
@@ -120,7 +125,7 @@ class DatagramDestination(Destination):
 
     async def finish(self) -> None:
         for _ in range(round(FINISH / LOOK)):
-            if not self._marks or self._socket is None:
+            if not (self._marks or self._sending) or self._socket is None:
                 break
             await asyncio.sleep(LOOK)
 
@@ -172,19 +177,25 @@ class DatagramDestination(Destination):
             first += sent
 
     async def writable(self) -> None:
-        """Wait until the socket may take more."""
+        """Wait until the socket may take more. The queue of a local socket may have ten places
+        only, so this runs often.
+        """
         assert self._socket is not None
         loop, descriptor = asyncio.get_running_loop(), self._socket.fileno()
-        ready = asyncio.Event()
-        loop.add_writer(descriptor, ready.set)
+        ready: asyncio.Future[None] = loop.create_future()
+        loop.add_writer(descriptor, _done, ready)
+        # ENOBUFS of a network interface is not reported by epoll.
+        timer = loop.call_later(1, _done, ready)
         try:
-            # ENOBUFS of a network interface is not reported by epoll.
-            async with asyncio.timeout(1):
-                await ready.wait()
-        except TimeoutError:
-            pass
+            await ready
         finally:
+            timer.cancel()
             loop.remove_writer(descriptor)
+
+
+def _done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class SyslogDatagrams(DatagramDestination):
