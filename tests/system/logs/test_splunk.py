@@ -108,7 +108,7 @@ def test_a_body_is_bounded(shipping: Shipping, hec: Receiver) -> None:
     assert all(in_order(found, 4000) for found in lines(hec).values())
     assert len(hec.stored()) == 12_000
     requests = hec.requests()
-    assert all(request["events"] <= 1000 and request["size"] < 1_000_000 for request in requests)
+    assert all(request["events"] <= 5000 and request["size"] < 1_000_000 for request in requests)
     assert len(requests) <= 20
 
 
