@@ -289,7 +289,7 @@ def test_the_collector_is_killed(shipping: Shipping, hec: Receiver) -> None:
     for round_ in range(4):
         for spool in spools:
             spool.write(numbered(round_ * 2500, 2500))
-        until("some lines are accepted", lambda at=round_: len(hec.requests()) > at * 8)
+        until("some lines are accepted", lambda at=round_: len(hec.requests()) > at * 2)
         hec.kill()
         hec.start()
     until("all are acknowledged", lambda: delivered(shipping), 60)
