@@ -17,12 +17,14 @@ from engine.errors import InvalidParameter, Unimplemented, decoding_reason
 from engine.images import platforms, reference
 from engine.images.credentials import Credentials
 from engine.images.reference import Reference
-from engine.wire.containers import Config, HostConfig, Ulimit
+from engine.wire.containers import Config, HostConfig, LogConfig, Ulimit
 from engine.wire.images import Platform
 
 T = TypeVar("T")
 
-DEFAULT_HOST = body.checked_host(HostConfig())
+_LOG = LogConfig(type="json-file")
+"""The client has the output of a build, so that the daemon's default driver is not used."""
+DEFAULT_HOST = body.checked_host(HostConfig(log_config=_LOG))
 
 PRUNE_FILTERS = frozenset(
     ("description", "id", "inuse", "label", "label!", "parent", "private", "shared", "type", "until", "unused-for")
@@ -170,7 +172,9 @@ def host(given: HostConfig, gateway: str) -> HostConfig:
     if given.isolation not in ("", "default", "process"):
         raise InvalidParameter(f'Unsupported isolation: "{given.isolation[:100]}"')
     extra = [_extra_host(each, gateway) for each in given.extra_hosts or ()]
-    checked = body.checked_host(msgspec.structs.replace(given, isolation="", extra_hosts=extra or None))
+    checked = body.checked_host(
+        msgspec.structs.replace(given, isolation="", extra_hosts=extra or None, log_config=_LOG)
+    )
     body.check_together(Config(), checked)
     return checked
 

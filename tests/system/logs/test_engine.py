@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests import building
 from tests.harness import TempEngine, alive, kill_and_wait, until
 
 
@@ -66,7 +67,7 @@ class Receiver:
             pass
 
     def close(self) -> None:
-        """The target goes: nobody listens, and connections end."""
+        """The target goes: no process listens, and connections end."""
         if self._listener is None:
             return
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -286,6 +287,16 @@ def test_the_daemons_default_driver(receiver: Receiver) -> None:
         other = engine.started("sh", "-c", "echo it is 8", host=log("json-file"))
         engine.wait(other)
         assert engine.inspect(other)["HostConfig"]["LogConfig"] == {"Type": "json-file", "Config": {}}
+        engine.remove_all()
+
+
+def test_a_build_does_not_use_the_daemons_default_driver(receiver: Receiver) -> None:
+    with TempEngine("--log-driver", "syslog", "--log-opt", f"syslog-address={receiver.address}") as engine:
+        engine.load_busybox()
+        receiver.close()
+        built = building.build(engine, "FROM busybox\nRUN echo built\n")
+        assert "built\n" in built.text
+        assert not (engine.root / "logs").exists()
         engine.remove_all()
 
 
