@@ -271,6 +271,9 @@ class Deliveries:
             _log.warning("container %s: %d log lines were dropped", change.container, change.lines)
         else:
             target = change.driver, change.address
+            if change.action == "forgotten":  # no container uses it any more
+                self._away.discard(target)
+                return
             if change.action == "unreachable":
                 if target in self._away:
                     return

@@ -78,10 +78,11 @@ class Packing:
             while self._queue:
                 # A log that rotates faster is compressed in steps of several files.
                 await asyncio.sleep(PAUSE)
-                container_id = next(iter(self._queue))
-                del self._queue[container_id]
-                container = self._find(container_id)
-                if container is not None and not container.removed:
+                due, self._queue = self._queue, {}
+                for container_id in due:
+                    container = self._find(container_id)
+                    if container is None or container.removed:
+                        continue
                     try:
                         await self._pack(container)
                     except EngineError as error:

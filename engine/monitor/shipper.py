@@ -41,7 +41,7 @@ UNKNOWN = -1
 
 
 class Shipper:
-    """`needed` tells whether a spool is open: a shipper that ends then is started again."""
+    """`needed` returns True while a spool is open: a shipper that ends then is started again."""
 
     def __init__(self, monitor: Monitor, run: str, needed: Callable[[], bool]) -> None:
         self._monitor = monitor

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import logging
 import os
 import resource
@@ -58,6 +57,12 @@ BUSY, HOMELESS = 3, 4
 """Exit statuses: another shipper serves this RUN; RUN/shipper was removed."""
 UNDELIVERED = "undelivered"
 """Below ROOT/logs: spools of removed containers, `ID.SECONDS` with the time of the removal."""
+
+
+class _Question(msgspec.Struct, frozen=True):
+    """`containers`: ids, or None for all."""
+
+    containers: list[str] | None
 
 
 class Shipper:
@@ -114,6 +119,7 @@ class Shipper:
         if self._due is not None:
             self._due.cancel()
         await loop.shutdown_default_executor()
+        self._report_lost()
         for feed in self.feeds.values():
             self._close(feed)
         with suppress(FileNotFoundError):
@@ -138,6 +144,8 @@ class Shipper:
         for number in changed:
             self._take(number)
         if self.board.scans() != self._scanned:
+            if self._scanned < 0:
+                self._scan_all()
             self._scanned = self.board.scans()
             self._scan()
             changed.append(-1)
@@ -204,8 +212,16 @@ class Shipper:
 
     # --- spools on disk ---------------------------------------------------------------------------
 
+    def _scan_all(self) -> None:
+        """Find the spools of containers that do not run. Later ones are found by the board."""
+        for name in _listed(self.logs):
+            if name != UNDELIVERED and name not in self.feeds:
+                feed = self._load(f"{self.logs}/{name}")
+                if feed is not None:
+                    feed.destination.notify(feed)
+
     def _scan(self) -> None:
-        """Find the spools on disk: of containers that do not run, and of removed ones."""
+        """Find the spools of removed containers."""
         removed = f"{self.logs}/{UNDELIVERED}"
         for name in _listed(removed):
             container, _, at = name.partition(".")
@@ -217,11 +233,6 @@ class Shipper:
             if feed is not None and not feed.until:
                 feed.until = (int(at) if at.isdecimal() else time.time()) + self._times[2]
                 feed.destination.notify(feed)
-        for name in _listed(self.logs):
-            if name != UNDELIVERED and name not in self.feeds:
-                feed = self._load(f"{self.logs}/{name}")
-                if feed is not None:
-                    feed.destination.notify(feed)
 
     def _load(self, directory: str) -> Feed | None:
         """The feed of a spool on disk; None, with a line in the log, if it cannot be served."""
@@ -309,7 +320,7 @@ class Shipper:
             **more,
         }
         with suppress(OSError):
-            self._events.sendto(json.dumps(document).encode(), f"{self.directory}/events.sock")
+            self._events.sendto(msgspec.json.encode(document), f"{self.directory}/events.sock")
 
     def _save_soon(self) -> None:
         if self._due is None and not self._saves:
@@ -355,10 +366,12 @@ class Shipper:
                     feed.destination.notify(feed)
                 # a save that runs may use the feed's descriptor, and writes an older position
                 if feed.slot < 0 and not self._saves:
-                    self._conclude(feed)
+                    await self._conclude(feed)
             for key, each in list(self.destinations.items()):
                 if not each.feeds:
                     del self.destinations[key]
+                    if each.error:
+                        self._report("forgotten", each)
                     task = asyncio.get_running_loop().create_task(each.end(orderly=True))
                     self._background.add(task)
                     task.add_done_callback(self._background.discard)
@@ -370,25 +383,33 @@ class Shipper:
             elif now - self._busy_at > idle:
                 self._ending.set()
 
-    def _conclude(self, feed: Feed) -> None:
+    async def _conclude(self, feed: Feed) -> None:
         """Forget a feed that is delivered, or whose time is over."""
-        if not os.path.exists(feed.directory):
-            if any(name.startswith(feed.document.id) for name in _listed(f"{self.logs}/{UNDELIVERED}")):
-                self._scan()  # renamed: the monitor tells soon
-            else:
-                self._forget(feed)
+        if self._is_gone(feed):
             return
         over = bool(feed.until) and time.time() > feed.until
         if not over and (feed.queued or not feed.delivered):
             return
         if not feed.delivered:
-            size, lines = feed.waiting()
+            size, lines = await asyncio.to_thread(feed.waiting)
+            if self._saves:  # begun meanwhile: the next time
+                return
             feed.dropped_lines += lines
             _log.warning("container %s, removed: %d lines (%d bytes) dropped", feed.name, lines, size)
             self._report("lost", feed.destination, container=feed.document.id, lines=lines)
         self._forget(feed)
         if feed.until:
-            shutil.rmtree(feed.directory, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, feed.directory, ignore_errors=True)
+
+    def _is_gone(self, feed: Feed) -> bool:
+        """Its directory was removed, and the feed is forgotten; or it was just renamed."""
+        if os.path.exists(feed.directory):
+            return False
+        if any(name.startswith(feed.document.id) for name in _listed(f"{self.logs}/{UNDELIVERED}")):
+            self._scan()  # the monitor reports it soon
+        else:
+            self._forget(feed)
+        return True
 
     def _forget(self, feed: Feed) -> None:
         feed.destination.remove(feed)
@@ -400,12 +421,12 @@ class Shipper:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One line {"containers": [id…]} (null: all), one line of states by id."""
         try:
-            wanted = json.loads(await reader.readline())["containers"]
+            wanted = msgspec.json.decode(await reader.readline(), type=_Question).containers
             names = list(self.feeds) if wanted is None else [name for name in wanted if name in self.feeds]
             states = {name: await self._state(self.feeds[name]) for name in names if name in self.feeds}
-            writer.write(json.dumps(states).encode() + b"\n")
+            writer.write(msgspec.json.encode(states) + b"\n")
             await writer.drain()
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:  # msgspec's are ValueErrors
             _log.error("a question of the daemon: %s", describe(error))
         finally:
             writer.close()

@@ -122,7 +122,7 @@ def test_options_of_logs() -> None:
 def test_the_daemon_does_not_start_with_a_log_driver_that_is_none(
     capsys: pytest.CaptureFixture[str], driver: str, option: str, words: str
 ) -> None:
-    """Before anything else is looked at, such as the user or the sockets."""
+    """Before the user and the sockets are checked."""
     assert program.main(["serve", f"--log-driver={driver}", "--log-opt", option]) == 2
     assert capsys.readouterr().err.startswith(f"engined: Failed to set log opts: {words}")
 

@@ -280,8 +280,7 @@ class StreamDestination(Destination):
                     self._sent += len(data)
                 self.sent_part(feed, formed)
             if parts:
-                async with asyncio.timeout(self._patience):
-                    await connection.write(b"".join(parts))
+                await self._write(connection, b"".join(parts))
                 self._window = max(self._window, connection.window())
             now = time.monotonic()
             looked, size = self._looked
@@ -300,6 +299,17 @@ class StreamDestination(Destination):
                 await self.wait(LOOK if self.pending() else None)
             else:
                 await self.wait_for_change(LOOK)
+
+    async def _write(self, connection: Connection, data: bytes) -> None:
+        """Returns when there is room for more. A dead peer is noticed meanwhile (`look`)."""
+        writing = asyncio.ensure_future(connection.write(data))
+        try:
+            async with asyncio.timeout(self._patience):
+                while not (await asyncio.wait((writing,), timeout=STALLED / 6))[0]:
+                    self.look(connection, time.monotonic())
+                await writing
+        finally:
+            writing.cancel()
 
     def pending(self) -> bool:
         """Something is on the way."""

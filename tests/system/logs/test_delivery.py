@@ -168,7 +168,7 @@ def test_killed_with_unread_data(shipping: Shipping, end: End, reads: str) -> No
     shipping.start()
     if reads == "nothing":
         until("it is connected", lambda: end.kind == "unixgram" or end.receiver.connections)
-        time.sleep(0.5)  # nothing tells when the kernels are full
+        time.sleep(0.5)  # no event says when the kernels' buffers are full
     else:
         until("it reads", lambda: len(end.texts()) > 500)
     end.receiver.away()

@@ -370,6 +370,24 @@ def test_nothing_is_dialled_for_a_feed_without_lines(looked: Looked, spool: Spoo
     asyncio.run(scene())
 
 
+def test_a_peer_that_dies_during_a_write(looked: Looked, spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The write does not return, and the peer's kernel acknowledges nothing."""
+    monkeypatch.setattr(streams, "STALLED", 0.05)
+    spool.write(1)
+
+    async def scene() -> None:
+        line = await started(looked, spool)
+        line.full = asyncio.Event()
+        line.lacks = 10_000
+        spool.write(1)
+        looked.notify(spool.feed)
+        await until(lambda: len(looked.lines) == 2 and looked.lines[1].lines)
+        assert line.aborted and spool.owner.changes
+        await looked.end(orderly=False)
+
+    asyncio.run(scene())
+
+
 @pytest.mark.parametrize("window", [0, 64 * KIB])
 def test_a_peer_whose_kernel_is_silent_is_dead_unless_its_window_is_closed(
     looked: Looked, spool: Spool, line: Line, window: int
