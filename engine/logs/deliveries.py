@@ -98,8 +98,8 @@ class Gelf(msgspec.Struct, frozen=True, tag_field="driver", tag="gelf"):
     """A server of GELF 1.1, "udp" or "tcp".
 
     `compression` and its `level` (1 is the fastest, 9 the smallest, 0 stores, -1 is zlib's choice)
-    are for datagrams; messages over TCP are never compressed. `max_reconnect`: attempts of a lost
-    TCP connection in quick succession, `reconnect_delay` seconds apart.
+    are for datagrams; messages over TCP are never compressed. `reconnect_delay`: seconds after a
+    lost TCP connection.
     """
 
     scheme: Literal["udp", "tcp"]
@@ -107,12 +107,11 @@ class Gelf(msgspec.Struct, frozen=True, tag_field="driver", tag="gelf"):
     port: int
     compression: Literal["gzip", "zlib", "none"] = "gzip"
     level: int = 1
-    max_reconnect: int = 3
     reconnect_delay: int = 1
 
     @property
     def destination(self) -> Key:
-        return ("gelf", self.address, str(self.max_reconnect), str(self.reconnect_delay))
+        return ("gelf", self.address, str(self.reconnect_delay))
 
     @property
     def address(self) -> str:
@@ -124,9 +123,9 @@ class Fluentd(msgspec.Struct, frozen=True, tag_field="driver", tag="fluentd"):
 
     All times are in seconds. `async_`: a start does not wait for a connection; then
     `async_reconnect_interval` is the time between two connections made anew (0: never).
-    `buffer_limit`: bytes. `retry_wait`: after the first failed write; `max_retries`: then the lines
-    wait in the spool. `request_ack`: every chunk is acknowledged by the server. `sub_second`: times
-    are EventTime (nanoseconds) instead of integers. Timeouts of 0 are none.
+    `retry_wait`: after the first failed connection. `request_ack`: every chunk is acknowledged by
+    the server. `sub_second`: times are EventTime (nanoseconds) instead of integers. Timeouts of 0
+    are none.
     """
 
     scheme: Literal["tcp", "tls", "unix"] = "tcp"
@@ -135,9 +134,7 @@ class Fluentd(msgspec.Struct, frozen=True, tag_field="driver", tag="fluentd"):
     path: str = ""
     async_: bool = False
     async_reconnect_interval: float = 0.0
-    buffer_limit: int = 1 << 20
     retry_wait: float = 1.0
-    max_retries: int = (1 << 31) - 1
     request_ack: bool = False
     sub_second: bool = False
     write_timeout: float = 0.0
@@ -146,7 +143,7 @@ class Fluentd(msgspec.Struct, frozen=True, tag_field="driver", tag="fluentd"):
     @property
     def destination(self) -> Key:
         times = (self.async_reconnect_interval, self.retry_wait, self.write_timeout, self.read_timeout)
-        return ("fluentd", self.address, *map(str, (self.request_ack, self.max_retries, *times)))
+        return ("fluentd", self.address, *map(str, (self.request_ack, *times)))
 
     @property
     def address(self) -> str:
@@ -194,9 +191,8 @@ class Awslogs(msgspec.Struct, frozen=True, tag_field="driver", tag="awslogs"):
     `CREDENTIALS_HOST`, empty for the default chain. `create_group`, `create_stream`: make what does
     not exist. `multiline`: a regular expression in RE2's syntax (`engine.patterns.compiled`); a
     line in which it matches anywhere begins an event. Empty: every line is an event.
-    `flush_interval`: seconds between two batches. `max_buffered_events` has no effect, because
-    lines wait in the spool. `format`: "json/emf" makes the sender set the header
-    `x-amzn-logs-format`.
+    `flush_interval`: seconds between two batches. `format`: "json/emf" makes the sender set the
+    header `x-amzn-logs-format`.
     """
 
     region: str
@@ -208,7 +204,6 @@ class Awslogs(msgspec.Struct, frozen=True, tag_field="driver", tag="awslogs"):
     credentials_endpoint: str = ""
     endpoint: str = ""
     flush_interval: int = 5
-    max_buffered_events: int = 4096
     format: Literal["", "json/emf"] = ""
 
     @property

@@ -73,6 +73,7 @@ def parse(options: Options) -> Awslogs:
             f"you cannot configure log opt '{_DATETIME}' or '{_MULTILINE}' when log opt 'awslogs-format' is set to "
             f"'{EMF}'"
         )
+    _positive(options, "awslogs-max-buffered-events", 4096)  # lines wait in the spool instead
     found = Awslogs(
         region=options.text("awslogs-region"),
         group=group,
@@ -83,7 +84,6 @@ def parse(options: Options) -> Awslogs:
         credentials_endpoint=options.text("awslogs-credentials-endpoint"),
         endpoint=options.text("awslogs-endpoint"),
         flush_interval=_positive(options, "awslogs-force-flush-interval-seconds", 5),
-        max_buffered_events=_positive(options, "awslogs-max-buffered-events", 4096),
         format=EMF if form else "",
     )
     if not REGION.fullmatch(found.region):

@@ -32,16 +32,17 @@ def parse(options: Options) -> Fluentd:
     buffer_limit = options.size("fluentd-buffer-limit", _BUFFER, binary=True)
     if not 0 < buffer_limit <= _BUFFER_MAX:
         raise options.invalid("fluentd-buffer-limit", f"must be from 1 to {_BUFFER_MAX} bytes")
+    # Lines wait in the spool instead, as long as it takes.
+    options.integer("fluentd-max-retries", _MOST_RETRIES, 0, _MOST_RETRIES)
+    asynchronous = options.boolean("fluentd-async", options.boolean("fluentd-async-connect", False))
     return Fluentd(
         scheme,  # type: ignore[arg-type]  # one of those that `_address` accepts
         host,
         port,
         path,
-        async_=options.boolean("fluentd-async", options.boolean("fluentd-async-connect", False)),
-        async_reconnect_interval=interval,
-        buffer_limit=buffer_limit,
+        async_=asynchronous,
+        async_reconnect_interval=interval if asynchronous else 0.0,
         retry_wait=options.seconds("fluentd-retry-wait", 1.0),
-        max_retries=options.integer("fluentd-max-retries", _MOST_RETRIES, 0, _MOST_RETRIES),
         request_ack=options.boolean("fluentd-request-ack", False),
         sub_second=options.boolean("fluentd-sub-second-precision", False),
         write_timeout=options.seconds("fluentd-write-timeout", 0.0),

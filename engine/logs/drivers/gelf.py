@@ -29,13 +29,14 @@ def parse(options: Options) -> Gelf:
     kind = options.text("gelf-compression-type", "gzip")
     if kind not in _TYPES:
         raise options.invalid("gelf-compression-type", "must be gzip, zlib or none")
+    # Lines wait in the spool instead, as long as it takes.
+    options.integer("gelf-tcp-max-reconnect", 3, 0, _MOST)
     found = Gelf(
         scheme or "udp",
         host,
         port,
         _TYPES[kind],
         options.integer("gelf-compression-level", 1, -1, 9),
-        max_reconnect=options.integer("gelf-tcp-max-reconnect", 3, 0, _MOST),
         reconnect_delay=options.integer("gelf-tcp-reconnect-delay", 1, 0, _MOST),
     )
     if not scheme:

@@ -80,7 +80,19 @@ class FluentdStream(StreamDestination):
         return start + formed.wire + msgspec.msgpack.encode({**options, "chunk": self._chunk})
 
     def may_send(self) -> bool:
-        return len(self._chunks) < CHUNKS
+        return len(self._chunks) < CHUNKS and not (self._fluentd.request_ack and self._is_due())
+
+    def _is_due(self) -> bool:
+        """The connection has the age at which `fluentd-async-reconnect-interval` wants another
+        one, perhaps to another address of the name."""
+        interval = self._fluentd.async_reconnect_interval
+        return interval > 0 and time.monotonic() - self._opened >= interval
+
+    def _renew(self, connection: Connection, now: float) -> None:
+        """Turn the connection over when it is due and nothing lacks its acknowledgement."""
+        if self._is_due() and not self._turning and not self._chunks:
+            self._turning = now
+            connection.end_writing()
 
     def sent_part(self, feed: Feed, formed: Formed) -> None:
         if not self._fluentd.request_ack:
@@ -102,6 +114,7 @@ class FluentdStream(StreamDestination):
     def look(self, connection: Connection, now: float) -> None:
         if not self._fluentd.request_ack:
             super().look(connection, now)
+            self._renew(connection, now)
             return
         for each in answers(connection.received):
             if each in self._chunks:
@@ -116,6 +129,7 @@ class FluentdStream(StreamDestination):
             del self._chunks[name]
             if chunk.mark is not None:
                 self.settled(chunk.mark)
+        self._renew(connection, now)
 
     async def close(self) -> None:
         self._chunks.clear()

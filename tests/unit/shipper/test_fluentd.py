@@ -385,3 +385,34 @@ def test_the_first_pause_is_an_option(tmp_path: Path) -> None:
         document = Spool(tmp_path / str(given), target=Fluentd(port=1, retry_wait=given)).document
         assert FluentdStream(Owner(), document)._first_pause == expected
     assert destinations.FIRST_PAUSE == 0.1 and fluentd.ACK_PATIENCE == 60
+
+
+@pytest.mark.parametrize("request_ack", [True, False])
+def test_a_connection_is_renewed_at_its_age(tmp_path: Path, request_ack: bool) -> None:
+    """As `fluentd-async-reconnect-interval` wants it: after everything on the way, none twice."""
+    forwarding, spool = made(tmp_path, request_ack=request_ack, async_=True, async_reconnect_interval=5.0)
+
+    async def play() -> None:
+        spool.write(2)
+        forwarding.notify(spool.feed)
+        await until(lambda: forwarding.servers and len(forwarding.servers[0].texts) == 2)
+        (server,) = forwarding.servers
+        forwarding._opened -= 5.0
+        if request_ack:
+            spool.write(1)
+            forwarding.notify(spool.feed)
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+            assert len(server.texts) == 2 and not server.ending, "the answer is awaited first"
+            server.answer(*server.chunks)
+        await until(lambda: server.ending)
+        server.fin()
+        if not request_ack:
+            spool.write(1)
+            forwarding.notify(spool.feed)
+        await until(lambda: len(forwarding.servers) == 2 and forwarding.servers[1].texts)
+        assert spool.feed.acked.lines == 2
+
+    scene(forwarding, spool, play)
+    assert len(forwarding.servers[0].texts) == 2 and len(forwarding.servers[1].texts) == 1
+    assert spool.owner.changes == []

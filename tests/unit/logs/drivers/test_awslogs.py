@@ -34,7 +34,7 @@ def parse(group: str = "g", **options: str) -> Awslogs:
         ({"endpoint": "http://h:5000"}, {"endpoint": "http://h:5000"}),
         ({"endpoint": "https://logs.example"}, {"endpoint": "https://logs.example"}),
         ({"force_flush_interval_seconds": "30"}, {"flush_interval": 30}),
-        ({"max_buffered_events": "100"}, {"max_buffered_events": 100}),
+        ({"max_buffered_events": "100"}, {}),
         ({"format": "json/emf"}, {"format": "json/emf"}),
         ({"datetime_format": "%Y"}, {"multiline": r"\d{4}"}),
     ],

@@ -33,7 +33,7 @@ def parse(address: str = UDP, **options: str) -> Gelf:
         (UDP, {"compression_type": "none"}, Gelf("udp", "192.0.2.1", 12201, "none")),
         (UDP, {"compression_level": "-1"}, Gelf("udp", "192.0.2.1", 12201, level=-1)),
         (UDP, {"compression_level": "9"}, Gelf("udp", "192.0.2.1", 12201, level=9)),
-        (TCP, {"tcp_max_reconnect": "0"}, Gelf("tcp", "h", 12201, max_reconnect=0)),
+        (TCP, {"tcp_max_reconnect": "0"}, Gelf("tcp", "h", 12201)),
         (TCP, {"tcp_reconnect_delay": "60"}, Gelf("tcp", "h", 12201, reconnect_delay=60)),
     ],
 )
@@ -83,7 +83,6 @@ def test_which_containers_can_share_a_connection() -> None:
         parse(TCP),
         parse("udp://192.0.2.1:1"),
         parse("udp://192.0.2.2:12201"),
-        parse(TCP, tcp_max_reconnect="9"),
         parse(TCP, tcp_reconnect_delay="9"),
     ]
     assert len({each.destination for each in others}) == len(others)
