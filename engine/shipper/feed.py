@@ -489,12 +489,14 @@ class Feed:
         if self.slot < 0:
             self._close_file()
 
-    def waiting(self) -> tuple[int, int]:
-        """Bytes and lines that are not acknowledged. Counts newlines: for threads."""
+    def waiting(self, acked: Position) -> tuple[int, int]:
+        """Bytes and lines after the position `acked`, which may change meanwhile. Counts newlines:
+        for threads.
+        """
         size = lines = 0
-        files = self._files(self.acked.inode)
+        files = self._files(acked.inode)
         for inode, _, path in files:
-            offset = self.acked.offset if inode == self.acked.inode else 0
+            offset = acked.offset if inode == acked.inode else 0
             with suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
                 file.seek(offset)
                 while data := file.read(1 << 20):

@@ -85,6 +85,8 @@ class Shipper:
         """Of the next save."""
         self._saves = False
         """A save runs."""
+        self._leaves = False
+        """The process ends: what is not saved is saved when its feed is closed."""
         self._busy_at = time.monotonic()
         self._ending = asyncio.Event()
         self._homeless = False
@@ -116,6 +118,7 @@ class Shipper:
                 await asyncio.gather(
                     *(each.end(orderly=True) for each in self.destinations.values()), *self._background
                 )
+        self._leaves = True
         if self._due is not None:
             self._due.cancel()
         await loop.shutdown_default_executor()
@@ -132,6 +135,14 @@ class Shipper:
         self.board.wake()
         if self._looking is None:
             self._look()
+
+    def _look_now(self) -> None:
+        if self._ending.is_set():
+            return
+        if self._looking is not None:
+            self._looking.cancel()
+        self.board.wake()
+        self._look()
 
     def _look(self) -> None:
         """Take what has changed. Sleep when nothing has; until then look again soon."""
@@ -323,7 +334,7 @@ class Shipper:
             self._events.sendto(msgspec.json.encode(document), f"{self.directory}/events.sock")
 
     def _save_soon(self) -> None:
-        if self._due is None and not self._saves:
+        if self._due is None and not self._saves and not self._leaves:
             self._due = asyncio.get_running_loop().call_later(SAVE, self._save)
 
     def _save(self) -> None:
@@ -391,7 +402,7 @@ class Shipper:
         if not over and (feed.queued or not feed.delivered):
             return
         if not feed.delivered:
-            size, lines = await asyncio.to_thread(feed.waiting)
+            size, lines = await asyncio.to_thread(feed.waiting, feed.acked)
             if self._saves:  # begun meanwhile: the next time
                 return
             feed.dropped_lines += lines
@@ -422,6 +433,7 @@ class Shipper:
         """One line {"containers": [id…]} (null: all), one line of states by id."""
         try:
             wanted = msgspec.json.decode(await reader.readline(), type=_Question).containers
+            self._look_now()  # the answer counts all lines that were written before the question
             names = list(self.feeds) if wanted is None else [name for name in wanted if name in self.feeds]
             states = {name: await self._state(self.feeds[name]) for name in names if name in self.feeds}
             writer.write(msgspec.json.encode(states) + b"\n")
@@ -432,9 +444,9 @@ class Shipper:
             writer.close()
 
     async def _state(self, feed: Feed) -> dict[str, object]:
-        waiting = (0, 0)
-        if feed.written != feed.acked.bytes or feed.slot < 0:
-            waiting = await asyncio.to_thread(feed.waiting)
+        acked, dropped, waiting = feed.acked, feed.dropped_lines, (0, 0)
+        if feed.written != acked.bytes or feed.slot < 0:
+            waiting = await asyncio.to_thread(feed.waiting, acked)
         destination = feed.destination
         return {
             "driver": destination.driver,
@@ -442,10 +454,10 @@ class Shipper:
             "error": destination.trouble(feed),
             "since": destination.since,
             "attempts": destination.attempts,
-            "delivered": feed.acked.lines - feed.dropped_lines,
+            "delivered": acked.lines - dropped,
             "waiting": waiting[1],
             "waiting_bytes": waiting[0],
-            "dropped": feed.dropped_lines,
+            "dropped": dropped,
         }
 
 

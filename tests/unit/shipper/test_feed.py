@@ -681,7 +681,7 @@ def test_waiting(spool: Spool, acked: int) -> None:
     while spool.feed.at.lines < acked:
         spool.feed.take(1)
     spool.acknowledge()
-    assert spool.feed.waiting() == ((9 - acked) * len(entry(0)), 9 - acked)
+    assert spool.feed.waiting(spool.feed.acked) == ((9 - acked) * len(entry(0)), 9 - acked)
 
 
 def test_close_is_idempotent_and_closes_all(spool: Spool) -> None:

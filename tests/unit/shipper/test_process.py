@@ -551,6 +551,22 @@ def test_states(stage: Stage) -> None:
     stage.play(scene)
 
 
+def test_states_count_what_was_just_written(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also between two looks at the board."""
+    monkeypatch.setattr(process, "LOOK", 3600)
+    spool = stage.spool()
+    spool.write(b"one\n")
+
+    async def scene() -> None:
+        for count in (2, 3):
+            await until(lambda: stage.feeds and stage.feeds[spool.id].delivered)
+            spool.write(b"more\n")
+            state = (await stage.states())[spool.id]
+            assert state["delivered"] + state["waiting"] == count
+
+    stage.play(scene)
+
+
 @pytest.mark.parametrize(
     "question", [b"\n", b"{}\n", b"[]\n", b"{", b"", b'{"containers": 5}\n', b'{"containers": [1]}\n']
 )
