@@ -145,7 +145,9 @@ def _stop(run: Path, seconds: int) -> int:
     from engine.daemon import run as run_daemon
     from engine.http.server import remove_stale
 
-    status = run_daemon(msgspec.structs.replace(left, sockets=(), tcp=()), stop_after=seconds)
+    # It serves nothing, so there is nothing to authorize.
+    left_over = msgspec.structs.replace(left, sockets=(), tcp=(), authorization_plugins=())
+    status = run_daemon(left_over, stop_after=seconds)
     for path in left.sockets:
         with contextlib.suppress(ServerError):  # another engine listens there now
             remove_stale(path)

@@ -67,6 +67,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tls_cert: Annotated[str, _option("--tls-cert", "FILE", "Certificate chain of the server.", "none")] = ""
     tls_key: Annotated[str, _option("--tls-key", "FILE", "Private key of the server.", "none")] = ""
     insecure: Annotated[bool, _option("--insecure", "", "Allow TCP without TLS, on loopback addresses only.")] = False
+    experimental: Annotated[
+        bool, _option("--experimental", "", "Tell clients that experimental features are enabled.")
+    ] = False
     root: Annotated[Path, _option("--root", "DIR", "Directory of images, containers and volumes.")] = Path(DEFAULT_ROOT)
     run: Annotated[
         Path,
@@ -170,6 +173,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         _option("--plugin-timeout", "SECONDS", "Give up a plugin call that takes longer."),
     ] = 60
+    authorization_plugins: Annotated[
+        tuple[str, ...],
+        _option(
+            "--authorization-plugin",
+            "NAME",
+            "Plugin that allows or denies every request to the API. They are asked in this order.",
+            "none",
+        ),
+    ] = ()
     log_driver: Annotated[
         str,
         _option("--log-driver", "NAME", "Log driver of containers whose create names none."),

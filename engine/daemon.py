@@ -23,7 +23,7 @@ import msgspec
 import uvloop
 
 from engine import __version__
-from engine.api import application
+from engine.api import application, authorization
 from engine.api.engine import Engine
 from engine.build.builder import Builder
 from engine.build.buildkit.front import BuildKit
@@ -58,6 +58,11 @@ from engine.monitor.handles import Exit
 from engine.networks.attachments import Attachments
 from engine.networks.filter import RELAYED
 from engine.networks.networks import Networks
+from engine.plugins.authz import Chain
+from engine.plugins.discovery import Discovery
+from engine.plugins.managed.process import NETNS, SOCKETS, Processes
+from engine.plugins.managed.store import ManagedPlugins
+from engine.plugins.registry import Plugins
 from engine.runtime import apparmor, cgroups
 from engine.runtime.cdi import Registry
 from engine.runtime.cgroups import Cgroups
@@ -78,6 +83,10 @@ MARK = ".dockerenv"
 """A file in every container's root, by which programs detect that they run in a container
 (systemd-detect-virt, Testcontainers).
 """
+
+STOPPING_CALL = 10.0
+"""Seconds that a plugin may take for one call while the engine stops: `engined stop` waits a minute
+longer than containers may take."""
 
 _log = logging.getLogger(__name__)
 
@@ -189,7 +198,11 @@ class Daemon:
         stack.callback(self.records.close)
         self.snapshots = OverlaySnapshots(config.root, self.records, [MARK])
         self.events = EventLog()
-        self.networks = Networks(config, self.records, self.events)
+        found = Discovery((*config.plugin_sockets, config.run / "plugins"), config.plugin_specs)
+        self.plugins = Plugins(found, config.plugin_timeout)
+        stack.push_async_callback(self.plugins.close)
+        self.networks = Networks(config, self.records, self.events, self.plugins)
+        self.plugins.users.append(self.networks.users)
         await self.networks.open()
         stack.push_async_callback(self._close_networks)
         self.attachments = Attachments(self.networks)
@@ -210,7 +223,7 @@ class Daemon:
         stack.push_async_callback(self.remote.close)
         self.statistics = Statistics(self.cgroups)
         stack.push_async_callback(self.statistics.close)
-        self.volumes = VolumeStore(config, self.records, self.events)
+        self.volumes = VolumeStore(config, self.records, self.events, self.plugins)
         stack.push_async_callback(self.volumes.close)
         self.grace_period = GracePeriod(await asyncio.to_thread(mounts.mounts))
         stack.push_async_callback(self.grace_period.settled)
@@ -229,8 +242,8 @@ class Daemon:
             root=config.root,
         )
         self.facts = await asyncio.to_thread(_read_host, config.root, self.cgroups)
-        self.deliveries = Deliveries(config, self.events, self.facts.name, self.monitor.ship)
-        stack.callback(self.deliveries.close)
+        self.deliveries = Deliveries(config, self.events, self.facts.name, self.monitor.ship, self.plugins)
+        stack.push_async_callback(self._close_deliveries)
         self.containers = Containers(
             Parts(
                 config=config,
@@ -250,6 +263,9 @@ class Daemon:
                 lifecycle=self.lifecycle,
             )
         )
+        self.processes = Processes(self.containers.parts, self.plugins)
+        kept = self.records, self.images, self.remote, self.events
+        self.managed = ManagedPlugins(*kept, self.plugins, self.processes)
         self.packing = Packing(self.containers.find)
         stack.push_async_callback(self.packing.close)
         self.execs = Execs(config.run, self.containers, self.monitor, self.runtimes, self.grace_period)
@@ -260,6 +276,7 @@ class Daemon:
         await self.monitor.open(hold=True)
         self._took_over = bool(self.monitor.processes or self.monitor.exits)
         stack.push_async_callback(self._close_monitor)
+        stack.push_async_callback(self._close_plugins)
         self.networks.keeper = self.monitor
         if self.networks.drivers.relay is not None:
             self.monitor.relay(self.networks.drivers.relay, RELAYED.packed)
@@ -279,6 +296,9 @@ class Daemon:
         """Correct the records by the processes that run, and remove leftovers of a crash."""
         self.cluster = Cluster(self._cluster_parts())
         await self.cluster.restore()
+        await self.containers.take_over()
+        # before the containers, whose volumes they have
+        await self.managed.open()
         await self.containers.open()
         for container in self.containers:
             self.oom.begin(container)
@@ -295,10 +315,10 @@ class Daemon:
         self.monitor.deliver()
         live = {container.id for container in self.containers}
         await boot.end_strays(self.containers.parts, live)
-        await self.snapshots.sweep(live, self.images.chain_ids())
+        await self.snapshots.sweep(live | self.managed.ids(), self.images.chain_ids() | self.managed.chain_ids())
         await asyncio.to_thread(_sweep_directories, self.config.root / "containers", live)
         await self.deliveries.open()
-        await self.deliveries.sweep(live)
+        await self.deliveries.sweep(live, self._runs)
         parts = self.config, self.records, self.containers, self.images, self.remote, self.events, self.sessions
         self.builder = Builder(*parts)
         stack.push_async_callback(self.builder.close)
@@ -322,6 +342,7 @@ class Daemon:
             execs=self.execs,
             images=self.images,
             networks=self.networks,
+            plugins=self.managed,
             programs=Programs(self.runtimes.paths(), config.init_path).read,
             remote=self.remote,
             sessions=self.sessions,
@@ -330,11 +351,12 @@ class Daemon:
             volumes=self.volumes,
         )
         self.lifecycle.gone.subscribe(lambda container: engine.kept.forget(container.id))
-        server = Server(application.Application(engine))
+        server = Server(await self._application(engine, stack))
         stack.push_async_callback(engine.websockets.close)
         stack.push_async_callback(self.sessions.close)
         stack.push_async_callback(buildkit.close)
         stack.push_async_callback(server.close)
+        stack.callback(self.processes.give_up_starts)
         for path in config.sockets:
             await server.listen_unix(path, config.group)
             self.listening.append(path)
@@ -344,6 +366,17 @@ class Daemon:
             name, _, port = address.rpartition(":")
             bound = await server.listen_tcp(name.strip("[]"), int(port), context)
             self.listening.append(f"tcp://{name}:{bound}")
+
+    async def _application(self, engine: Engine, stack: contextlib.AsyncExitStack) -> application.Application:
+        """The API. Requests are authorized if the operator has named plugins for that. Raises
+        EngineError if one of them cannot be used.
+        """
+        names = self.config.authorization_plugins
+        if not names:
+            return application.Application(engine)
+        chain = await Chain.open(names, self.plugins)
+        stack.push_async_callback(chain.close)
+        return authorization.AuthorizedApplication(engine, chain)
 
     def _cluster_parts(self) -> ClusterParts:
         return ClusterParts(
@@ -376,7 +409,8 @@ class Daemon:
             labels=self.config.labels,
             volume_drivers=tuple(self.volumes.drivers()),
             network_drivers=tuple(self.networks.driver_names()),
-            log_drivers=drivers.names(journal=log_plan.has_journal()),
+            authorization_plugins=tuple(dict.fromkeys(self.config.authorization_plugins)),
+            log_drivers=(*drivers.names(journal=log_plan.has_journal()), *self.plugins.active("LogDriver")),
             descriptors=open_descriptors(),
             tasks=len(asyncio.all_tasks()),
         )
@@ -399,6 +433,7 @@ class Daemon:
                 "runtime",
                 "shipper",
                 "shm",
+                log_plan.FIFOS,
                 "volumes",
                 BUNDLES,
                 "engined.pid",
@@ -408,8 +443,11 @@ class Daemon:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not empty: sockets or plugins of other programs
-                self.config.run.rmdir()
+            mounts.unmount(self.config.run / NETNS)
+            for place in (self.config.run / SOCKETS, self.config.run / NETNS, self.config.run):
+                # not empty: sockets or plugins of other programs
+                with contextlib.suppress(OSError):
+                    place.rmdir()
         os.close(claim)
 
     @property
@@ -426,14 +464,18 @@ class Daemon:
         return self.containers.by_image()
 
     def _exited(self, key: str, exit_record: Exit) -> None:
-        """Pass the monitor's report to its container or exec."""
+        """Pass the monitor's report to its container, exec or plugin."""
         container = self.containers.find(key)
         if container is not None:
             container.exited()
         elif key in self.execs:
             self.execs.exited(key, exit_record)
-        else:
+        elif not self.processes.exited(key, exit_record):
             self.monitor.forget(key)
+
+    def _runs(self, container_id: str) -> bool:
+        container = self.containers.find(container_id)
+        return container is not None and container.running
 
     def _running_changed(self, container: Container, runs: bool) -> None:
         if self._restored:  # before that, `resume` handles all exits
@@ -451,11 +493,11 @@ class Daemon:
             container.publish("detach")
 
     async def _end_strays(self) -> None:
-        """End processes that belong to no container and no exec. A crash between a start and the
-        write of its record leaves such processes.
+        """End processes that belong to no container, exec or plugin. A crash between a start and
+        the write of its record leaves such processes.
         """
         for key in [*self.monitor.processes, *self.monitor.exits]:
-            if key not in self.containers and key not in self.execs:
+            if key not in self.containers and key not in self.execs and key not in self.processes:
                 _log.warning("ending process %s: it belongs to no container", key)
                 with contextlib.suppress(NotFound):
                     self.monitor.signal(key, signal.SIGKILL)
@@ -489,13 +531,23 @@ class Daemon:
     async def stop_everything(self, seconds: float) -> None:
         """Stop every container. Parts remove what they made on the host when they close."""
         self._stop_everything = True
+        self.plugins.hurry(STOPPING_CALL)
         # First, so that the agent reports no failure of a task whose container ends.
         await self.cluster.close(stop=True)
         await self.containers.stop_all(seconds)
+        await self.deliveries.settled()
 
     async def _close_cluster(self) -> None:
         # A start that fails has not started the manager's process: it is an earlier daemon's.
         await self.cluster.close(stop=self._stop_everything)
+
+    async def _close_plugins(self) -> None:
+        if self._leaves_nothing:
+            await self.processes.stop_all()
+        await self.processes.close()
+
+    async def _close_deliveries(self) -> None:
+        await self.deliveries.close(stop=self._stop_everything)
 
     async def _close_monitor(self) -> None:
         if self._leaves_nothing:

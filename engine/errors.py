@@ -70,6 +70,10 @@ class InvalidParameter(EngineError):
     """400: a parameter, field or body breaks a rule that the message names."""
 
 
+class TooLarge(InvalidParameter):
+    """413: the request's body is longer than its limit."""
+
+
 class RequestTimeout(InvalidParameter):
     """408: the client did not send its request in time."""
 

@@ -19,6 +19,9 @@ from engine.wire.events import Actor, Message
 HISTORY = 1024
 """Events that are remembered for `since`."""
 
+HISTORY_SIZE = 16 << 20
+"""Characters of their attributes together. A label may have megabytes."""
+
 BACKLOG = 4096
 """Events that may wait for a slow subscriber before it is ended."""
 
@@ -51,7 +54,9 @@ class EventLog:
     """One per engine."""
 
     def __init__(self) -> None:
-        self._history: deque[Message] = deque(maxlen=HISTORY)
+        self._history: deque[Message] = deque()
+        self._size = 0
+        """Characters of the attributes in `_history`."""
         self._subscriptions: dict[Subscription, None] = {}
         self._latest = 0
 
@@ -73,10 +78,16 @@ class EventLog:
         self._latest = at
         actor = Actor(id, dict(attributes or {}))
         message = Message(type=type, action=action, actor=actor, scope=scope, time=at // 1_000_000_000, time_nano=at)
-        self._history.append(message)
+        self._remember(message)
         for subscription in list(self._subscriptions):
             subscription.offer(message)
         return message
+
+    def _remember(self, message: Message) -> None:
+        self._history.append(message)
+        self._size += _size(message)
+        while len(self._history) > HISTORY or self._size > HISTORY_SIZE:
+            self._size -= _size(self._history.popleft())
 
     def subscribe(self, filters: Filters | None = None) -> Subscription:
         """A subscription to all matching events from now on."""
@@ -220,3 +231,7 @@ def _image_matches(message: Message, values: Sequence[str]) -> bool:
 def _without_tag(reference: str) -> str:
     repository, _, tag = reference.rpartition(":")
     return repository if repository and "/" not in tag else reference
+
+
+def _size(message: Message) -> int:
+    return sum(len(name) + len(value) for name, value in message.actor.attributes.items())

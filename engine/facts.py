@@ -74,6 +74,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     volume_drivers: tuple[str, ...] = ("local",)
     network_drivers: tuple[str, ...] = ()
     log_drivers: tuple[str, ...] = ()
+    authorization_plugins: tuple[str, ...] = ()
     descriptors: int = 0
     """Open descriptors of this process."""
     tasks: int = 0

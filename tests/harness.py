@@ -509,6 +509,8 @@ class TempEngine:
         """Record the ids of all containers so far, so that their leftovers can be found later."""
         with contextlib.suppress(OSError, AssertionError, ValueError):
             self._known.update(self.containers())
+            # processes of plugins are found as those of containers are
+            self._known.update(entry["Id"] for entry in self.request("GET", "/v1.41/plugins").json())
             self.networks()
             history = self.request("GET", f"/v1.24/events?since=0&until={time.time():.9f}").body
             for line in history.splitlines():

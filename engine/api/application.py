@@ -23,14 +23,13 @@ REMEMBERED = 1024
 class Application:
     """One engine's API."""
 
-    headers = (
-        ("Server", f"engined/{__version__} (linux)"),
-        ("Api-Version", NEWEST),
-        ("Docker-Experimental", "false"),
-        ("Ostype", "linux"),
-    )
-
     def __init__(self, engine: Engine, table: Iterable[routes.Route] = routes.ROUTES) -> None:
+        self.headers = (
+            ("Server", f"engined/{__version__} (linux)"),
+            ("Api-Version", NEWEST),
+            ("Docker-Experimental", str(engine.config.experimental).lower()),
+            ("Ostype", "linux"),
+        )
         self._engine = engine
         self._router = Router(table)
         self._found: dict[tuple[str, str], tuple[routes.Route, Version, dict[str, str]]] = {}

@@ -57,7 +57,7 @@ def decode(engine: Engine, request: Request) -> Options:
     """The parameters of POST /build. Raises InvalidParameter that names the parameter."""
     query = request.query
     options.check_frontend(query.get("version", ""), query.get("session", ""), query.get("remote", ""))
-    options.check_squash(parameters.boolean(query, "squash"))
+    options.check_squash(parameters.boolean(query, "squash"), experimental=engine.config.experimental)
     options.check_security(query.get_all("securityopt"))
     if request.version.has(Flag.BUILD_OUTPUTS):
         options.check_outputs(query.get("outputs", ""))

@@ -172,7 +172,9 @@ async def _list_with_sizes(found: list[Container], images: ImageStore, request: 
 
 async def create(engine: Engine, request: Request) -> Reply:
     parameters.check_json(request)
-    body = await parameters.json_body(request, CreateBody, CREATE_LIMIT, prepare=host_config_beside)
+    exact = request.authorization is not None
+    prepare = exact_host_config_beside if exact else host_config_beside
+    body = await parameters.json_body(request, CreateBody, CREATE_LIMIT, prepare=prepare)
     platform = request.query.get("platform", "") if request.version.has(Flag.CREATE_PLATFORM) else ""
     return json_reply(request, await engine.containers.create(body, request.query.get("name", ""), platform))
 
@@ -208,6 +210,21 @@ def host_config_beside(body: Any) -> None:
         inner["CpusetCpus"] = cpuset
     body.pop(named.get("hostconfig", ""), None)
     body["HostConfig"] = inner
+
+
+_check_name = parameters.exact_names(
+    [field.encode_name for of in (CreateBody, HostConfig) for field in msgspec.structs.fields(of)] + ["Cpuset"]
+)
+
+
+def exact_host_config_beside(body: Any) -> None:
+    """The same, of a body whose field names must be spelled as documented. It would spell them
+    so.
+    """
+    if isinstance(body, dict):
+        for name in body:
+            _check_name(name, "")
+    host_config_beside(body)
 
 
 def inspect(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
@@ -282,7 +299,7 @@ async def _with_delivery(engine: Engine, container: Container, shown: ContainerI
 async def attach(engine: Engine, request: Request) -> HijackReply:
     container = engine.containers.get(request.parameters["id"])
     wanted = _attach_query(request)
-    hijack = request.hijack(hijack_type(request, framed=not container.record.config.tty))
+    hijack = await request.hijack(hijack_type(request, framed=not container.record.config.tty))
     descriptor = hijack.descriptor()
     try:
         await attach_client(container, descriptor, wanted, head=hijack.head, early=hijack.early)
@@ -291,14 +308,14 @@ async def attach(engine: Engine, request: Request) -> HijackReply:
     return hijack.release()
 
 
-def attach_websocket(engine: Engine, request: Request) -> HijackReply:
+async def attach_websocket(engine: Engine, request: Request) -> HijackReply:
     container = engine.containers.get(request.parameters["id"])
     wanted = _attach_query(request)
     if not request.version.has(Flag.WEBSOCKET_STREAMS):
         wanted = msgspec.structs.replace(wanted, stdin=True, stdout=True, stderr=True)
     container.check_attach()
     upgrade = Upgrade(request)
-    hijack = request.hijack(RAW_STREAM)
+    hijack = await request.hijack(RAW_STREAM)
 
     async def join(stream: socket.socket) -> None:
         descriptor = stream.fileno()
@@ -337,7 +354,7 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply | HijackRep
     if not request.upgrade:
         return StreamReply(200, chunks, stream_type(request, framed=framed))
     async with contextlib.aclosing(chunks):
-        hijack = request.hijack(stream_type(request, framed=framed))
+        hijack = await request.hijack(stream_type(request, framed=framed))
         descriptor = hijack.descriptor()
         try:
             await send(descriptor, hijack.head, chunks)
@@ -373,13 +390,15 @@ async def resize(engine: Engine, request: Request) -> Reply:
 async def start(engine: Engine, request: Request) -> Reply:
     _detach_keys(request)
     if request.query.get("checkpoint", ""):
+        if engine.config.experimental:
+            raise Unimplemented("checkpoint: this engine has no checkpoints")
         raise InvalidParameter("checkpoint is only supported in experimental mode")
     container = engine.containers.get(request.parameters["id"])
     body = (await request.body.read(CREATE_LIMIT)).strip()
     if body not in (b"", b"{}", b"null"):
         if request.version.has(Flag.START_TAKES_NO_HOST_CONFIG):
             raise InvalidParameter("starting container with HostConfig was deprecated since v1.10 and removed in v1.12")
-        host = parameters.decode_json(body, HostConfig)
+        host = parameters.decode_json(body, HostConfig, exact=request.authorization is not None)
         await settings.set_host(container, host, engine.containers.support)
     with _refusals(request):
         await container.start()
@@ -399,7 +418,8 @@ def _refusals(request: Request, prefix: str = "") -> Iterator[None]:
 
 
 def checkpoints(engine: Engine, request: Request) -> Reply:
-    raise Unimplemented("This experimental feature is disabled by default. This engine has no checkpoints.")
+    disabled = "" if engine.config.experimental else "This experimental feature is disabled by default. "
+    raise Unimplemented(f"{disabled}This engine has no checkpoints.")
 
 
 async def stop(engine: Engine, request: Request) -> Reply:

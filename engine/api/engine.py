@@ -22,6 +22,7 @@ from engine.http.websocket import Relays
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.networks.networks import Networks
+from engine.plugins.managed.store import ManagedPlugins
 from engine.usage import Usages
 from engine.volumes.store import VolumeStore
 
@@ -46,6 +47,7 @@ class Engine:
     execs: Execs
     images: ImageStore
     networks: Networks
+    plugins: ManagedPlugins
     programs: Callable[[], ProgramFacts]
     """Blocks on processes at times."""
     remote: Remote

@@ -32,7 +32,7 @@ async def start(engine: Engine, request: Request) -> Reply | HijackReply:
     if body.detach or not (attached or request.version.has(Flag.EXEC_ALWAYS_HIJACKS)):
         await engine.execs.start(exec_id, detach=True, size=size)
         return empty_reply(request)
-    hijack = request.hijack(hijack_type(request, framed=not body.tty))
+    hijack = await request.hijack(hijack_type(request, framed=not body.tty))
     descriptor = hijack.descriptor()
     try:
         # The output is framed by the Tty of this body, not of the create's: clients decode the

@@ -11,7 +11,7 @@ from engine.containers.commit import commit as commit_container
 from engine.errors import InvalidParameter, NotFound, Unauthorized, Unimplemented
 from engine.http.messages import Reply, Request, StreamReply
 from engine.images import platforms, reference, views
-from engine.images.credentials import NOBODY, Credentials, registry_auth
+from engine.images.credentials import Credentials
 from engine.images.prune import prune as prune_images
 from engine.images.remote import MAX_SEARCH_LIMIT, SEARCH_FILTERS, SEARCH_LIMIT, Search
 from engine.images.save import save
@@ -61,7 +61,7 @@ async def create(engine: Engine, request: Request) -> StreamReply:
         platform = platforms.parse(query.get("platform", ""))
     if image:
         try:
-            pulling = await engine.remote.pull(image, tag, _credentials(request), platform)
+            pulling = await engine.remote.pull(image, tag, parameters.credentials(request), platform)
         except Unauthorized as error:
             if request.version.has(Flag.REFUSED_CREDENTIALS):
                 raise
@@ -72,16 +72,6 @@ async def create(engine: Engine, request: Request) -> StreamReply:
     changes, message = query.get_all("changes"), query.get("message", "")
     steps = engine.remote.bring(source, request.body, query.get("repo", ""), tag, changes, message, platform)
     return await upload_reply(request, steps)
-
-
-def _credentials(request: Request) -> Credentials:
-    """Those of X-Registry-Auth. Raises InvalidParameter where the version has it so."""
-    try:
-        return registry_auth(request.headers.get("x-registry-auth"))
-    except InvalidParameter:
-        if request.version.has(Flag.UNREADABLE_AUTH):
-            return NOBODY
-        raise
 
 
 def _platform(request: Request, flag: Flag, name: str = "platform") -> Platform | None:
@@ -135,12 +125,14 @@ def history(engine: Engine, request: Request) -> Reply:
 async def push(engine: Engine, request: Request) -> StreamReply:
     platform = _platform(request, Flag.PUSH_PLATFORM)
     name, tag = request.parameters["name"], request.query.get("tag", "")
-    sending = await engine.remote.push(name, tag, _credentials(request), platform)
+    sending = await engine.remote.push(name, tag, parameters.credentials(request), platform)
     return stream_reply(request, json_lines(sending.run(), request))
 
 
 async def inspect_remote(engine: Engine, request: Request) -> Reply:
-    return json_reply(request, await engine.remote.described(request.parameters["name"], _credentials(request)))
+    return json_reply(
+        request, await engine.remote.described(request.parameters["name"], parameters.credentials(request))
+    )
 
 
 def attestations(engine: Engine, request: Request) -> Reply:
@@ -166,7 +158,7 @@ async def search(engine: Engine, request: Request) -> Reply:
         parameters.filter_boolean(filters, "is-automated"),
         parameters.filter_boolean(filters, "is-official"),
     )
-    found = await engine.remote.search(wanted, _credentials(request))
+    found = await engine.remote.search(wanted, parameters.credentials(request))
     return json_reply(request, found, SearchResult)
 
 

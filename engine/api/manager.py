@@ -126,7 +126,7 @@ async def body(request: Request, of: type[T], amend: Amend | None = None) -> T:
         if older is not None:
             older(shape)
 
-    return parameters.decode_json(content, of, upgrade)
+    return parameters.decode_json(content, of, upgrade, exact=request.authorization is not None)
 
 
 def renamed(shape: Any, old: str, new: str) -> None:

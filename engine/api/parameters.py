@@ -17,8 +17,10 @@ import msgspec
 from msgspec import inspect
 
 from engine import booleans, times
+from engine.api.versions.change import Flag
 from engine.errors import InvalidParameter, decoding_reason
 from engine.http.messages import Headers, Query, Request
+from engine.images.credentials import NOBODY, Credentials, registry_auth
 from engine.pruning import Selection
 from engine.wire.containers import FROM_OLDER
 
@@ -222,13 +224,27 @@ async def json_body(
 
     An empty body means all defaults if `optional`; otherwise it is refused. The Content-Type is not
     checked, because clients send various ones. `prepare` changes the decoded JSON in place first.
+
+    If authorization plugins decide about the request, field names must be spelled as documented,
+    because a plugin may not find a field in another spelling.
     """
     body = await request.body.read(limit)
     if not body.strip():
         if not optional:
             raise InvalidParameter("request body is empty: a JSON object is expected")
         body = b"{}"
-    return decode_json(body, of, request.version.upgrade(of) if request.version is not None else None, prepare)
+    upgrade = request.version.upgrade(of) if request.version is not None else None
+    return decode_json(body, of, upgrade, prepare, exact=request.authorization is not None)
+
+
+def credentials(request: Request) -> Credentials:
+    """Those of X-Registry-Auth. Raises InvalidParameter where the version has it so."""
+    try:
+        return registry_auth(request.headers.get("x-registry-auth"))
+    except InvalidParameter:
+        if request.version.has(Flag.UNREADABLE_AUTH):
+            return NOBODY
+        raise
 
 
 def check_json(request: Request) -> None:
@@ -245,14 +261,18 @@ def decode_json(
     of: type[T],
     upgrade: Callable[[dict[str, Any]], None] | None = None,
     prepare: Callable[[Any], None] | None = None,
+    *,
+    exact: bool = False,
 ) -> T:
-    """As `json_body`, for JSON in headers or query parameters."""
+    """As `json_body`, for JSON in headers or query parameters. `exact`: refuse field names that
+    differ from the documented ones in case.
+    """
     try:
         raw = msgspec.json.decode(body)
         if prepare is not None:
             prepare(raw)
         kind: Any = of
-        raw = _plan(kind)(raw if raw is not None else {}, "")
+        raw = _plan(kind, exact)(raw if raw is not None else _zero(inspect.type_info(kind)), "")
         if isinstance(raw, dict):
             raw.pop(FROM_OLDER, None)  # not the client's to say
             if upgrade is not None:
@@ -291,12 +311,38 @@ def _int64(value: Any, place: str) -> Any:
     return value
 
 
+class _Known(dict[type, list[_Step]]):
+    """The steps of structs that a plan has already, for recursive types."""
+
+    def __init__(self, exact: bool) -> None:
+        super().__init__()
+        self.exact = exact
+        """See `decode_json`."""
+
+
 @functools.cache
-def _plan(of: Any) -> _Step:
-    return _step(inspect.type_info(of), {})
+def _plan(of: Any, exact: bool) -> _Step:
+    return _step(inspect.type_info(of), _Known(exact))
 
 
-def _step(kind: inspect.Type, known: dict[type, list[_Step]]) -> _Step:
+def exact_names(names: Collection[str]) -> Callable[[str, str], None]:
+    """A check of the key of an object, at a place. Raises InvalidParameter for one that differs
+    from one of these names in case only, as Unicode and Go's decoder see it.
+    """
+    documented = {name.casefold(): name for name in names}
+
+    def check(key: str, place: str) -> None:
+        name = documented.get(key.casefold(), key)
+        if name != key:
+            raise InvalidParameter(
+                f"invalid JSON body: {place + '.' if place else ''}{key[:100]}: authorization plugins "
+                f"are in use, so the field must be spelled {name}"
+            )
+
+    return check
+
+
+def _step(kind: inspect.Type, known: _Known) -> _Step:
     if isinstance(kind, inspect.StructType):
         return _struct_step(kind, known)
     if isinstance(kind, inspect.DictType):
@@ -308,13 +354,14 @@ def _step(kind: inspect.Type, known: dict[type, list[_Step]]) -> _Step:
     return _int64 if isinstance(kind, inspect.IntType) else _as_is
 
 
-def _struct_step(kind: inspect.StructType, known: dict[type, list[_Step]]) -> _Step:
+def _struct_step(kind: inspect.StructType, known: _Known) -> _Step:
     if kind.cls in known:  # a recursive type: its step is looked up when it is needed
         found = known[kind.cls]
         return lambda value, place: found[0](value, place)  # noqa: PLW0108 (the list is filled later)
     known[kind.cls] = itself = []
     names: dict[str, str] = {field.encode_name.lower(): field.encode_name for field in kind.fields}
     steps = {field.encode_name: _step(field.type, known) for field in kind.fields}
+    check = exact_names(steps) if known.exact else None
 
     def step(value: Any, place: str) -> Any:
         if not isinstance(value, dict):
@@ -322,6 +369,8 @@ def _struct_step(kind: inspect.StructType, known: dict[type, list[_Step]]) -> _S
         given: dict[str, Any] = value
         shape: dict[str, Any] = {}
         for key, item in given.items():
+            if check is not None:
+                check(key, place)
             name = key if key in steps else names.get(key.lower(), key)
             if item is None or (name != key and name in given):
                 continue
@@ -350,7 +399,7 @@ def _zero(kind: inspect.Type) -> Any:
     return None
 
 
-def _dict_step(values: inspect.Type, known: dict[type, list[_Step]]) -> _Step:
+def _dict_step(values: inspect.Type, known: _Known) -> _Step:
     inner, zero = _step(values, known), _zero(values)
 
     def step(value: Any, place: str) -> Any:
@@ -361,7 +410,7 @@ def _dict_step(values: inspect.Type, known: dict[type, list[_Step]]) -> _Step:
     return step
 
 
-def _list_step(items: inspect.Type, known: dict[type, list[_Step]]) -> _Step:
+def _list_step(items: inspect.Type, known: _Known) -> _Step:
     inner, zero = _step(items, known), _zero(items)
 
     def step(value: Any, place: str) -> Any:
@@ -372,7 +421,7 @@ def _list_step(items: inspect.Type, known: dict[type, list[_Step]]) -> _Step:
     return step
 
 
-def _union_step(kind: inspect.UnionType, known: dict[type, list[_Step]]) -> _Step:
+def _union_step(kind: inspect.UnionType, known: _Known) -> _Step:
     of_dict: _Step = _as_is
     of_list: _Step = _as_is
     of_number: _Step = _as_is

@@ -22,7 +22,7 @@ async def open_session(engine: Engine, request: Request) -> HijackReply:
         headers.get("x-docker-expose-session-sharedkey"),
         headers.get_all("x-docker-expose-session-grpc-method"),
     )
-    hijack = request.hijack("", H2C)
+    hijack = await request.hijack("", H2C)
     descriptor = hijack.descriptor()
     try:
         await engine.sessions.open(offer, descriptor, hijack.head, hijack.early)
@@ -35,7 +35,7 @@ async def serve_buildkit(engine: Engine, request: Request) -> HijackReply:
     """BuildKit's API: the client calls the daemon with gRPC on this connection from now on."""
     _check_upgrade(request)
     control = await engine.buildkit.load()
-    hijack = request.hijack("", H2C)
+    hijack = await request.hijack("", H2C)
     descriptor = hijack.descriptor()
     try:
         await control.serve(descriptor, hijack.head, hijack.early)

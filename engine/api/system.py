@@ -83,7 +83,7 @@ async def version(engine: Engine, request: Request) -> Reply:
         "ApiVersion": NEWEST,
         "Arch": host.arch,
         "BuildTime": host.build_time,
-        "Experimental": "false",
+        "Experimental": str(engine.config.experimental).lower(),
         "GitCommit": host.git_commit,
         "GoVersion": go_version,
         "KernelVersion": host.kernel,
@@ -110,6 +110,7 @@ async def version(engine: Engine, request: Request) -> Reply:
             arch=host.arch,
             kernel_version=host.kernel,
             build_time=host.build_time,
+            experimental=engine.config.experimental,
         ),
     )
 
@@ -132,6 +133,7 @@ async def info(engine: Engine, request: Request) -> Reply:
             plugins=InfoPlugins(
                 volume=list(counts.volume_drivers),
                 network=list(counts.network_drivers),
+                authorization=list(counts.authorization_plugins) or None,
                 log=list(counts.log_drivers),
             ),
             memory_limit=host.memory_limit,
@@ -170,7 +172,7 @@ async def info(engine: Engine, request: Request) -> Reply:
             no_proxy=os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")),
             name=host.name,
             labels=list(counts.labels),
-            experimental_build=False,
+            experimental_build=engine.config.experimental,
             server_version=__version__,
             security_options=list(host.security_options),
             runtimes={name: _runtime(path, programs.features.get(name)) for name, path in counts.runtimes.items()},

@@ -206,7 +206,9 @@ def check_outputs(text: str) -> None:
             )
 
 
-def check_squash(squash: bool) -> None:
+def check_squash(squash: bool, *, experimental: bool) -> None:
+    if squash and experimental:
+        raise Unimplemented("squash: this engine does not merge the layers of an image")
     if squash:
         raise InvalidParameter("squash is only supported with experimental mode")
 

@@ -29,6 +29,7 @@ def description(
 ) -> NodeDescription:
     """`labels` and `resources`: as in `--label` and `--node-generic-resource`, which are valid."""
     plugins = [
+        *(EnginePlugin("Authorization", name) for name in counts.authorization_plugins),
         *(EnginePlugin("Log", name) for name in counts.log_drivers),
         *(EnginePlugin("Network", name) for name in counts.network_drivers),
         *(EnginePlugin("Volume", name) for name in volume_drivers),

@@ -148,7 +148,7 @@ async def end_strays(parts: Parts, live: Collection[str]) -> None:
     for container_id, cgroup in await asyncio.to_thread(lambda: list(_strays(parts.config, live))):
         _log.info("ending container %s: it was made for one run, and its daemon is gone", container_id)
         await parts.runtimes.default.delete(container_id)
-        await asyncio.to_thread(_kill, parts.cgroups, cgroup)
+        await asyncio.to_thread(kill_all, parts.cgroups, cgroup)
         await launch.remove_cgroup(parts, cgroup)
 
 
@@ -162,8 +162,8 @@ def _strays(config: Config, live: Collection[str]) -> Iterator[tuple[str, str]]:
             yield directory.name, found.linux.cgroups_path or cgroups.path(directory.name)
 
 
-def _kill(hierarchies: Cgroups, cgroup: str) -> None:
-    """Kill the processes of a cgroup of which the runtime has no state."""
+def kill_all(hierarchies: Cgroups, cgroup: str) -> None:
+    """Kill the processes of a cgroup of which the runtime has no state. Blocks on files."""
     for pid in hierarchies.processes(cgroup):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -171,6 +171,8 @@ def _check_links(root: int, mount: oci.Mount, *, nested: bool) -> None:
     """
     if mount.type in ("proc", "sysfs"):
         raise InvalidParameter(f'filesystem "{mount.type}" must be mounted on ordinary directory')
+    if mount.destination == "/dev":  # runc makes links in it by its path, which would be the host's
+        raise InvalidParameter("mount destination '/dev': it must be an ordinary directory")
     if nested:
         raise InvalidParameter(
             f"mount destination {mount.destination!r}: the path has a symbolic link in another mount"

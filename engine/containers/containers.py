@@ -45,10 +45,20 @@ class Containers:
         self._creating: dict[str, str] = {}
         self._linked: dict[str, set[str]] = {}
         """Container id → ids of the containers that link to it."""
+        self._mounted: set[str] = set()
+        """Keys of the snapshots that an earlier daemon has mounted."""
         self.leaving = False
         self.pruning = OnlyOne()
         self.generation = 0
         self.support = parts.cgroups.support()
+
+    async def take_over(self) -> None:
+        """Take over the mounts that the last daemon made for containers and plugins. This comes
+        before `open`, and before a plugin runs.
+        """
+        await asyncio.to_thread(detached_mounts.make_private, self.parts.config.run / ROOT)
+        self._mounted = await self.parts.snapshots.resume(self.parts.monitor.kept)
+        self.parts.monitor.keep(self.parts.snapshots.mount_namespace.descriptor)
 
     async def open(self) -> None:
         """Load the records and correct them by the monitor's reports."""
@@ -59,10 +69,7 @@ class Containers:
         for record in sorted(records.values(), key=lambda each: each.created):
             image_mounts.retain(record, self.parts.snapshots)
             self._add(Container(self.parts, await self._with_own_name(record), self))
-        await asyncio.to_thread(detached_mounts.make_private, self.parts.config.run / ROOT)
-        left = await self.parts.snapshots.resume(self.parts.monitor.kept)
-        self.parts.monitor.keep(self.parts.snapshots.mount_namespace.descriptor)
-        left |= await asyncio.to_thread(self._left_on_host)
+        left = self._mounted | await asyncio.to_thread(self._left_on_host)
         await asyncio.gather(*(boot.restore(each, each.id in left) for each in self._all.values()))
         # From now on: a run that ended without a daemon is cleaned up first (`boot.start`).
         self.parts.lifecycle.ended.subscribe(removal.automatically)
@@ -215,6 +222,7 @@ class Containers:
         self._names.reserve(record.id, record.name)
         self._creating[record.id] = record.image_id
         try:
+            await self.parts.deliveries.check(record.host.log_config)
             await create.commit(
                 drafted, self.parts, lambda record: made.append(self._created(record)), transient=image is not None
             )

@@ -163,6 +163,7 @@ async def with_host(
     body.check_together(record.config, host)
     host, _ = limits.adapted(_placed(host, support, parts), support)
     host = msgspec.structs.replace(host, log_config=log_plan.resolved(host.log_config, parts.config))
+    await parts.deliveries.check(host.log_config)
     networks = record.networks
     if host.network_mode != record.host.network_mode:
         shares = bool(body.joined(host.network_mode))

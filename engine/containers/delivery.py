@@ -22,7 +22,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -30,11 +30,14 @@ import msgspec
 from engine import __version__
 from engine.config import Config
 from engine.containers import log_plan
+from engine.containers.log_plugins import LogPlugins
 from engine.errors import ServerError
 from engine.events import EventLog
-from engine.logs import cursor, deliveries, reach
-from engine.logs.deliveries import Delivery
+from engine.logs import cursor, deliveries, drivers, reach
+from engine.logs.deliveries import Delivery, LogPlugin
+from engine.plugins.registry import Plugins
 from engine.system.files import remove_tree, write_atomically
+from engine.wire.containers import LogConfig
 from engine.wire.system import LogDeliveries, LogDelivery, LogTarget
 
 _log = logging.getLogger(__name__)
@@ -43,6 +46,8 @@ UNDELIVERED = "undelivered"
 """Below ROOT/logs: spools of removed containers."""
 ANSWER_LIMIT = 2.0
 """Seconds that the shipper may take to answer."""
+SETTLE_LIMIT = 3.0
+"""Seconds that log plugins may take for the last lines when the engine stops."""
 END_LIMIT = 10.0
 """Seconds that a shipper of another version may take to end."""
 _EVENT_LONGEST = 8192
@@ -82,19 +87,25 @@ class Deliveries:
     """The deliveries of one engine's containers. `ship` has the monitor run a shipper, which looks
     at ROOT/logs again."""
 
-    def __init__(self, config: Config, events: EventLog, engine_name: str, ship: Callable[[], None]) -> None:
+    def __init__(
+        self, config: Config, events: EventLog, engine_name: str, ship: Callable[[], None], plugins: Plugins
+    ) -> None:
         self._logs = config.root / log_plan.SPOOLS
         self._shipper = config.run / "shipper"
         self._strict = config.log_start == "strict"
+        self._default = drivers.of_daemon(config)
         self._events = events
         self._name = engine_name
         self._ship = ship
+        self.plugins = LogPlugins(config.run, plugins, self._left)
         self._socket: socket.socket | None = None
         self._away: set[tuple[str, str]] = set()
         """Targets that were reported as unreachable. Each new shipper reports them again."""
 
     async def open(self) -> None:
-        """Receive what the shipper reports. Raises OSError."""
+        """Receive what the shipper reports. Raises OSError, and InvalidParameter when the default
+        driver is a plugin that does not exist."""
+        await self.plugins.check_default(self._default)
         self._socket = await asyncio.to_thread(self._bind)
         asyncio.get_running_loop().add_reader(self._socket, self._reported)
 
@@ -107,7 +118,14 @@ class Deliveries:
         path.chmod(0o600)
         return bound
 
-    def close(self) -> None:
+    async def settled(self) -> None:
+        """All containers have ended: wait a little for log plugins, as the shipper does for its
+        targets."""
+        await self.plugins.settled(SETTLE_LIMIT)
+
+    async def close(self, *, stop: bool) -> None:
+        """`stop`: the engine has been stopped with all containers."""
+        await self.plugins.close(stop=stop)
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
             self._socket.close()
@@ -118,15 +136,28 @@ class Deliveries:
     def directory(self, container_id: str) -> Path:
         return self._logs / container_id
 
+    async def check(self, log: LogConfig) -> None:
+        """Raises InvalidParameter when the driver is a plugin that cannot be used."""
+        await self.plugins.check(log)
+
     async def prepare(self, delivery: Delivery) -> None:
         """Write the document of a container that is about to start. Raises ServerError when its
         target cannot be reached and the configuration demands it."""
+        if isinstance(delivery.target, LogPlugin):
+            # First, so that a daemon that starts after a crash asks the plugin to stop.
+            await asyncio.to_thread(self._write, delivery)
+            await self.plugins.start(delivery.id, delivery.name, delivery.target, strict=self._strict)
+            return
         if self._strict:
             try:
                 await reach.check(delivery.target)
             except reach.FAILURES as error:
                 raise ServerError(f"failed to initialize logging driver: {reach.reason(error)}") from error
         await asyncio.to_thread(self._write, delivery)
+
+    def ended(self, container_id: str) -> None:
+        """Its run has ended, or its start has failed."""
+        self.plugins.ended(container_id)
 
     def _write(self, delivery: Delivery) -> None:
         directory = self.directory(delivery.id)
@@ -150,10 +181,11 @@ class Deliveries:
         directory.rename(undelivered / f"{container_id}.{int(time.time())}")
         return True
 
-    async def sweep(self, live: Collection[str]) -> None:
+    async def sweep(self, live: Collection[str], runs: Callable[[str], bool]) -> None:
         """At the daemon's start: a shipper of another version ends, and the monitor starts one of
         this version. Spools of containers without a record are left as by a removal.
-        Has the shipper run if anything waits."""
+        Has the shipper run if anything waits, and log plugins read what they have not got. `runs`
+        reports whether a container runs."""
 
         def look() -> bool:
             if not self._logs.exists():
@@ -171,6 +203,25 @@ class Deliveries:
         await asyncio.to_thread(self._end_other_version)
         if await asyncio.to_thread(look):
             self._ship()
+        await self.plugins.resume(await asyncio.to_thread(lambda: list(self._by_plugins(runs))), runs)
+
+    def _by_plugins(self, runs: Callable[[str], bool]) -> Iterator[tuple[str, str, LogPlugin]]:
+        """As `LogPlugins.resume` wants them."""
+        for path in [*self._logs.glob("*/delivery"), *self._logs.glob(f"{UNDELIVERED}/*/delivery")]:
+            found = _document(path.parent)
+            if found is None or not isinstance(found.target, LogPlugin):
+                continue
+            if runs(found.id) or os.path.exists(found.target.fifo) or _waits(path.parent):
+                yield found.id, found.name, found.target
+
+    def _left(self, container_id: str) -> int:
+        """Bytes of its output that are not delivered, also of a removed one."""
+        directory = self.directory(container_id)
+        size = _unacknowledged(directory, _cursor(directory))
+        # looked for last: a removal may rename it meanwhile
+        for each in self._logs.glob(f"{UNDELIVERED}/{container_id}.*"):
+            size += _unacknowledged(each, _cursor(each))
+        return size
 
     def _end_other_version(self) -> None:
         try:
@@ -205,9 +256,8 @@ class Deliveries:
         """What the shipper has left on disk, when it does not run or has nothing to do for this
         container."""
         directory = self.directory(container_id)
-        try:
-            delivery = deliveries.decode((directory / "delivery").read_bytes())
-        except (OSError, msgspec.MsgspecError):
+        delivery = _document(directory)
+        if delivery is None:
             return None
         known = _cursor(directory)
         size = _unacknowledged(directory, known)
@@ -310,6 +360,13 @@ def _target(states: list[State]) -> LogTarget:
         error=first.error,
         containers=len(states),
     )
+
+
+def _document(directory: Path) -> Delivery | None:
+    try:
+        return deliveries.decode((directory / "delivery").read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def _cursor(directory: Path) -> cursor.Cursor:

@@ -203,6 +203,7 @@ async def launch(
             namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root, placed.beside))
             plan = log_plan.plan(parts.config, record)
             if plan.delivery is not None:
+                undo.callback(parts.deliveries.ended, record.id)
                 await parts.deliveries.prepare(plan.delivery)
             ports = await parts.attachments.opened(record.id)
             record = msgspec.structs.replace(record, networks=networks, ports=ports)
@@ -319,6 +320,7 @@ async def release(record: ContainerRecord, parts: Parts, *, abandoned: bool = Fa
         _give_back(record, parts),
         return_exceptions=True,
     )
+    parts.deliveries.ended(record.id)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             _log.error("container %s: cleaning up after its exit: %s", record.id, outcome, exc_info=outcome)

@@ -23,6 +23,9 @@ SPOOLS = "logs"
 SPOOL = "spool.log"
 """The newest file of a spool."""
 
+FIFOS = "logging"
+"""Below RUN: a FIFO for each container whose driver is a plugin."""
+
 
 def plan(config: Config, record: ContainerRecord) -> Plan:
     """For a start. Raises ServerError."""
@@ -92,4 +95,5 @@ def _facts(config: Config, record: ContainerRecord) -> Facts:
         region=os.environ.get("AWS_REGION", ""),
         log_path=str(_file(config, record.id)),
         spool=str(spool(config, record.id)),
+        fifo=str(config.run / FIFOS / record.id),
     )

@@ -105,6 +105,8 @@ class Packing:
                 temporary = await threads.abandonable(self._threads.run, _compress, each)
                 if temporary is not None:
                     await _put(container, newest, each.inode, temporary)
+        except FileNotFoundError:  # it has never run, or the log was removed meanwhile
+            return
         except OSError as error:
             if not self._reported:  # a full disk would repeat it with every rotation
                 _log.warning("log of container %s: cannot be compressed: %s", container.id, error)

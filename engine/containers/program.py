@@ -1,7 +1,8 @@
 """Checks before a start whether the kernel will execute the program. crun finds out only after it
 has reported the container as running. The check covers a program for another machine, a script
 whose interpreter is missing or whose first line ends in CRLF, and a program whose loader is not in
-the image. Without it such a container would run and exit with 1.
+the image. Without it such a container would run and exit with 1. The files of users and groups are
+checked too, because runc opens them and waits where they are FIFOs.
 
 A program that is not found or cannot be read is left to the runtime, which reports it. So is a file
 that matches an entry of binfmt_misc.
@@ -59,6 +60,9 @@ def check(
     """
     places = _Places(rootfs, mounted)
     try:
+        for path in ("/etc/passwd", "/etc/group"):
+            if places.blocks(path):
+                raise InvalidParameter(_words(program, f"{path} is not a regular file"))
         for path in _candidates(program, search, directory):
             descriptor = places.open(path)
             if descriptor is None:
@@ -190,6 +194,18 @@ class _Places:
             return self._open(os.path.normpath(path))
         except OSError:
             return None
+
+    def blocks(self, path: str) -> bool:
+        """True if the file is a FIFO or a device: runc reads it, and might wait for ever."""
+        try:
+            descriptor = self._open(path, os.O_PATH)
+        except OSError:
+            return False
+        if descriptor is None:
+            return False
+        mode = os.fstat(descriptor).st_mode
+        os.close(descriptor)
+        return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
     def missing(self, path: str) -> bool:
         """True if the path certainly does not exist."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,7 @@ from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.runtime.users import Identity
 from engine.wire import oci
-from engine.wire.containers import HostConfig, MountPoint
+from engine.wire.containers import HostConfig
 from engine.wire.exec import ExecCreate
 
 DEFAULT_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -50,6 +50,7 @@ _PTS = oci.Mount(
 )
 _MQUEUE = oci.Mount(destination="/dev/mqueue", type="mqueue", source="mqueue", options=_SYSTEM)
 
+SHM = "/dev/shm"
 DEFAULT_SHM_SIZE = 64 << 20
 
 _NETWORK_SYSCTLS = {f"net.{path.replace('/', '.')}": value for path, value in SETTINGS.items()}
@@ -143,7 +144,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
             devices=[device for device, _ in nodes],
             cgroups_path=cgroups.path(record.id, host.cgroup_parent),
             resources=_resources(host, place.cgroups, [*(rule for _, rule in nodes if rule), *devices.rules(host)]),
-            rootfs_propagation=_rootfs_propagation(record.mounts),
+            rootfs_propagation=rootfs_propagation(each.propagation for each in record.mounts),
             seccomp=filter_,
             sysctl=_sysctls(record, place),
             masked_paths=() if host.privileged else _paths(host.masked_paths, security.MASKED_PATHS),
@@ -253,22 +254,8 @@ def mounts(record: ContainerRecord, place: Place, writable_cgroups: bool | None 
     access = "rw" if host.privileged else "ro"
     of_cgroups = access if writable_cgroups is None else "rw" if writable_cgroups else "ro"
     shared = "/dev/shm" if host.ipc_mode == "host" else place.shm
-    if shared:
-        shm = bind(shared, "/dev/shm", True, "")
-    else:
-        size = host.shm_size or DEFAULT_SHM_SIZE
-        shm = oci.Mount(
-            destination="/dev/shm", type="tmpfs", source="shm", options=(*_SYSTEM, "mode=1777", f"size={size}")
-        )
-    standard = [
-        _PROC,
-        _DEV,
-        _PTS,
-        oci.Mount(destination="/sys", type="sysfs", source="sysfs", options=(*_SYSTEM, access)),
-        oci.Mount(destination=_CGROUP, type="cgroup", source="cgroup", options=(*_SYSTEM, "relatime", of_cgroups)),
-        _MQUEUE,
-        *(() if host.ipc_mode == "none" else (shm,)),
-    ]
+    shm = bind(shared, SHM, True, "") if shared else own_shm(host.shm_size)
+    found = standard(access, of_cgroups, None if host.ipc_mode == "none" else shm)
     own = {
         f"/etc/{name}": bind(
             str((place.files or place.directory) / name), f"/etc/{name}", not host.readonly_rootfs, "rprivate"
@@ -297,9 +284,37 @@ def mounts(record: ContainerRecord, place: Place, writable_cgroups: bool | None 
     for wanted in place.edits.mounts:
         mount_points.check_destination(wanted.container_path)
         own[posixpath.normpath(wanted.container_path)] = _requested(wanted)
+    return merged(found, own)
+
+
+def standard(access: str, of_cgroups: str, shm: oci.Mount | None) -> list[oci.Mount]:
+    """The mounts that every container has. `access`, `of_cgroups`: `ro` or `rw`, of /sys and of the
+    control groups. `shm`: None for none.
+    """
+    return [
+        _PROC,
+        _DEV,
+        _PTS,
+        oci.Mount(destination="/sys", type="sysfs", source="sysfs", options=(*_SYSTEM, access)),
+        oci.Mount(destination=_CGROUP, type="cgroup", source="cgroup", options=(*_SYSTEM, "relatime", of_cgroups)),
+        _MQUEUE,
+        *((shm,) if shm is not None else ()),
+    ]
+
+
+def own_shm(size: int = 0) -> oci.Mount:
+    """A /dev/shm that is shared with nothing. `size` 0: Docker's default."""
+    options = (*_SYSTEM, "mode=1777", f"size={size or DEFAULT_SHM_SIZE}")
+    return oci.Mount(destination=SHM, type="tmpfs", source="shm", options=options)
+
+
+def merged(found: Iterable[oci.Mount], own: Mapping[str, oci.Mount]) -> list[oci.Mount]:
+    """The standard mounts that no own mount (by destination) replaces, then the own ones by
+    depth.
+    """
     kept = [
         mount
-        for mount in standard
+        for mount in found
         if mount.destination not in own and not ("/dev" in own and mount.destination.startswith("/dev/"))
     ]
     return kept + sorted(own.values(), key=lambda mount: mount.destination.count("/"))
@@ -307,13 +322,22 @@ def mounts(record: ContainerRecord, place: Place, writable_cgroups: bool | None 
 
 def _requested(mount: cdi.Mount) -> oci.Mount:
     """A mount of a CDI specification: a bind, unless it says otherwise."""
-    options = tuple(each for each in mount.options if each not in ("bind", "rbind"))
     destination = posixpath.normpath(mount.container_path)
     if mount.type not in ("", "bind", "none"):
+        options = tuple(each for each in mount.options if each not in _BINDS)
         return oci.Mount(destination=destination, type=mount.type, source=mount.host_path, options=options)
-    kind = "bind" if "bind" in mount.options else "rbind"
-    forbidden = [each for each in _forbidden(mount.host_path) if each not in options]
-    return oci.Mount(destination=destination, type="bind", source=mount.host_path, options=(kind, *options, *forbidden))
+    return bind_with(mount.host_path, destination, mount.options)
+
+
+_BINDS = ("bind", "rbind")
+
+
+def bind_with(source: str, destination: str, options: Sequence[str]) -> oci.Mount:
+    """A bind with mount options as given: a recursive one, unless they have `bind`."""
+    kind = "bind" if "bind" in options else "rbind"
+    own = [each for each in options if each not in _BINDS]
+    forbidden = [each for each in _forbidden(source) if each not in own]
+    return oci.Mount(destination=destination, type="bind", source=source, options=(kind, *own, *forbidden))
 
 
 def _hooks(edits: cdi.Edits) -> oci.Hooks | None:
@@ -339,8 +363,13 @@ def _paths(given: list[str] | None, default: tuple[str, ...]) -> tuple[str, ...]
 
 
 def _readonly_paths(host: HostConfig, hierarchies: Cgroups, seen: Iterable[oci.Mount]) -> tuple[str, ...]:
-    """Under v1 also the tmpfs with the hierarchies' mount points, which runtimes leave writable."""
-    paths = _paths(host.readonly_paths, security.READONLY_PATHS)
+    return readonly_paths(_paths(host.readonly_paths, security.READONLY_PATHS), hierarchies, seen)
+
+
+def readonly_paths(paths: tuple[str, ...], hierarchies: Cgroups, seen: Iterable[oci.Mount]) -> tuple[str, ...]:
+    """These paths, under v1 also the tmpfs with the hierarchies' mount points, which runtimes leave
+    writable.
+    """
     if hierarchies.mode == "v2" or any(each.destination == _CGROUP and each.type != "cgroup" for each in seen):
         return paths
     return (*paths, _CGROUP)
@@ -413,9 +442,9 @@ def _tmpfs(destination: str, options: str) -> oci.Mount:
     return oci.Mount(destination=destination, type="tmpfs", source="tmpfs", options=mount_points.tmpfs_options(options))
 
 
-def _rootfs_propagation(points: Iterable[MountPoint]) -> str:
+def rootfs_propagation(of_mounts: Iterable[str]) -> str:
     """The root must propagate mounts to or from the shared and slave mounts below it."""
-    wanted = {point.propagation.removeprefix("r") for point in points}
+    wanted = {propagation.removeprefix("r") for propagation in of_mounts}
     return "shared" if "shared" in wanted else "rslave" if "slave" in wanted else ""
 
 

@@ -201,7 +201,9 @@ class HeadReader:
                 head.repeatable = False
             elif key == b"transfer-encoding":
                 _check_once(reader)
-                if text != b"chunked" or http10:
+                if http10:
+                    raise InvalidParameter("malformed request: HTTP/1.0 has no transfer codings")
+                if text != b"chunked":
                     raise InvalidParameter(f"transfer coding {text.decode('latin-1')!r} is not supported, only chunked")
                 reader = ChunkedReader()
             elif key == b"content-length":

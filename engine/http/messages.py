@@ -11,10 +11,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar, overload
 
-from engine.errors import InvalidParameter, RequestTimeout, ServerError
+from engine.errors import InvalidParameter, RequestTimeout, ServerError, TooLarge
 from engine.http.borrowed import BorrowedBody
 from engine.http.budget import FREE, Budget, Room
 from engine.http.hijack import Hijack, HijackReply
+from engine.http.peers import Certificate
 
 T = TypeVar("T")
 
@@ -153,6 +154,7 @@ class Body:
         "_announced",
         "_chunks",
         "_kind",
+        "_room",
         "_source",
         "_waiter",
         "ended",
@@ -160,6 +162,7 @@ class Body:
         "received",
         "started",
         "waiting",
+        "withheld",
     )
 
     def __init__(self, source: Source | None = None, content: bytes = b"", announced: int | None = None) -> None:
@@ -169,6 +172,8 @@ class Body:
         self._chunks: deque[bytes] = deque((content,) if content else ())
         self._waiter: asyncio.Future[None] | None = None
         self._kind: type[InvalidParameter] = InvalidParameter
+        self._room: Room | None = None
+        """See `read`."""
         self.failure = ""
         """The reason why the body is incomplete; empty when there is none."""
         self.received = len(content)
@@ -179,12 +184,16 @@ class Body:
         """The last byte was received, or the body failed."""
         self.started = False
         """The handler asked for the body."""
+        self.withheld = False
+        """See `withhold`."""
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 
     async def __anext__(self) -> bytes:
         self.started = True
+        if self.withheld:
+            raise ServerError("the body of this request may not be read")
         while not self._chunks:
             if self.failure:
                 raise self.error()
@@ -209,7 +218,7 @@ class Body:
         Returns None when the body is complete, and with TLS, because only the loop can read it
         then.
         """
-        if self._source is None or self.ended:
+        if self._source is None or self.ended or self.withheld:
             return None
         self.started = True
         borrowed = self._source.body_borrowed(self._chunks)
@@ -218,39 +227,53 @@ class Body:
             self.waiting = 0
         return borrowed
 
-    async def read(self, limit: int) -> bytes:
-        """The whole body. Raises InvalidParameter as soon as it is known to be larger than `limit`
-        bytes, Unavailable when too many large bodies are being read.
+    async def read(self, limit: int, *, hold: bool = False) -> bytes:
+        """The whole body. Raises TooLarge as soon as it is known to be larger than `limit` bytes,
+        Unavailable when too many large bodies are being read. `hold`: it counts as being read until
+        `release`.
         """
         if self._announced > limit:
-            raise InvalidParameter(f"request body is larger than {limit} bytes")
-        if self._source is None or self.ended:
-            return await self._all(limit, None)
-        budget = self._source.budget
-        room = await budget.reserve(self._announced, self) if self._announced > FREE else None
+            raise TooLarge(f"request body is larger than {limit} bytes")
+        budget = self._source.budget if self._source is not None and not self.ended else None
         try:
-            return await self._all(limit, None if room is not None else budget)
-        finally:
-            if room is not None:
-                budget.release(room)
+            if budget is not None and self._announced > FREE:
+                self._room = await budget.reserve(self._announced, self)
+            content = await self._all(limit, budget)
+        except BaseException:
+            self.release()
+            raise
+        if not hold:
+            self.release()
+        return content
+
+    def release(self) -> None:
+        """See `read`."""
+        if self._room is not None and self._source is not None:
+            self._source.budget.release(self._room)
+            self._room = None
+
+    def put_back(self, content: bytes) -> None:
+        """Give the bytes, which are the whole body, to the next reader again."""
+        if content:
+            self._chunks = deque((content,))
+            self.waiting = len(content)
+
+    def withhold(self) -> None:
+        """Let every reader of the body fail, unless it is empty."""
+        self.withheld = bool(self._chunks) or not self.ended
 
     async def _all(self, limit: int, budget: Budget | None) -> bytes:
         """With a budget, reserve `limit` bytes of it once the body proves to be large."""
         chunks: list[bytes] = []
         size = 0
-        room: Room | None = None
-        try:
-            async for chunk in self:
-                size += len(chunk)
-                if size > limit:
-                    raise InvalidParameter(f"request body is larger than {limit} bytes")
-                chunks.append(chunk)
-                if size > FREE and budget is not None and room is None:
-                    room = await budget.reserve(limit, self)
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        finally:
-            if budget is not None and room is not None:
-                budget.release(room)
+        async for chunk in self:
+            size += len(chunk)
+            if size > limit:
+                raise TooLarge(f"request body is larger than {limit} bytes")
+            chunks.append(chunk)
+            if size > FREE and budget is not None and self._room is None:
+                self._room = await budget.reserve(limit, self)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def feed(self, chunk: bytes) -> None:
         """Called by the connection: bytes have arrived."""
@@ -306,6 +329,18 @@ class Link(Protocol):
     def hijack(self, request: Request, content_type: str, protocol: str) -> Hijack:
         """See `Request.hijack`."""
 
+    def certificate(self) -> Certificate | None:
+        """See `Request.certificate`."""
+
+
+class Authorization(Protocol):
+    """The decision about a request, which others than the handler take (`api/authorization.py`)."""
+
+    async def before_hijack(self, status: int, content_type: str) -> None:
+        """Called before the head of a hijacked connection is made. Raises an error that refuses
+        it.
+        """
+
 
 class Request:
     """A request whose head has arrived. `path` is percent-decoded. The application handles version
@@ -314,6 +349,7 @@ class Request:
 
     __slots__ = (
         "_connection",
+        "authorization",
         "body",
         "cancellable",
         "headers",
@@ -354,6 +390,8 @@ class Request:
         self.upgrade = upgrade
         """The client asked to upgrade the connection (header Upgrade)."""
         self._connection = connection
+        self.authorization: Authorization | None = None
+        """Set by an application whose requests are authorized."""
         # Set by the application while it finds the handler:
         self.parameters: dict[str, str] = {}
         """Path parameters by name."""
@@ -365,10 +403,17 @@ class Request:
         """True: the handler is cancelled when the client disconnects. False: it runs to its end.
         """
 
-    def hijack(self, content_type: str, protocol: str = "tcp") -> Hijack:
+    @property
+    def certificate(self) -> Certificate | None:
+        """The client's certificate. None without TLS."""
+        return self._connection.certificate() if self._connection is not None else None
+
+    async def hijack(self, content_type: str, protocol: str = "tcp") -> Hijack:
         """Stop reading here: the following bytes are a stream of the given type, or of the protocol
         to which the client upgrades. The handler ends with `Hijack.release()` or an error.
         """
+        if self.authorization is not None:
+            await self.authorization.before_hijack(101 if self.upgrade else 200, content_type)
         if self._connection is None:
             raise ServerError("this request has no connection to hijack")
         return self._connection.hijack(self, content_type, protocol)

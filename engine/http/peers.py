@@ -1,16 +1,37 @@
-"""The peer of a connection: its process or host, and whether it is still connected. Functions of a
-transport, without state. Not here: the use of the results (`protocol.py`, `tls.py`).
+"""The peer of a connection: its process or host, its certificate, and whether it is still
+connected. Functions of a transport, without state. Not here: the use of the results (`protocol.py`,
+`tls.py`).
 """
 
 from __future__ import annotations
 
 import select
 import socket
+import ssl
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 _CREDENTIALS = struct.Struct("iII")
 """`struct ucred`: pid, uid, gid."""
+
+
+class Certificate(NamedTuple):
+    """The certificate of a client that TLS has verified."""
+
+    name: str
+    """Common name of its subject; the last one if there are several, as in Go."""
+    pem: str
+
+
+def certificate(transport: Any) -> Certificate | None:
+    """The peer's certificate. None without TLS."""
+    tls = transport.get_extra_info("ssl_object")
+    encoded = tls.getpeercert(binary_form=True) if tls is not None else None
+    if not encoded:
+        return None
+    subject = tls.getpeercert().get("subject", ())
+    names = [value for attributes in subject for key, value in attributes if key == "commonName"]
+    return Certificate(names[-1] if names else "", ssl.DER_cert_to_PEM_cert(encoded))
 
 
 def owner(transport: Any) -> str:

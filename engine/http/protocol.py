@@ -643,12 +643,12 @@ class Connection(asyncio.Protocol):
         self._enter(HIJACKED)
         if not self._paused and not self._eof:
             self._transport.pause_reading()
-        # the handler runs in `data_received`, so the rest of the segment is not in `_input` yet
-        if self._consuming is not None:
-            data, end = self._consuming
-            self._input = data[end:]
         self._hijack = Hijack(self, self._heads.hijacked(content_type, request.upgrade, protocol), self._input)
         return self._hijack
+
+    def certificate(self) -> peers.Certificate | None:
+        """See `Request.certificate`."""
+        return peers.certificate(self._transport)
 
     def hijacked_transport(self) -> Any:
         """See `hijack.Hijackable`."""

@@ -215,8 +215,8 @@ class TlsTransport(asyncio.Protocol):
         self._raw.set_write_buffer_limits(high, low)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        if name == "peercert":
-            return self._tls.getpeercert()
+        if name == "ssl_object":
+            return self._tls
         return self._raw.get_extra_info(name, default)
 
 

@@ -189,6 +189,35 @@ class Stream(Protocol):
     def readinto(self, buffer: memoryview, /) -> int: ...
 
 
+class Allowance:
+    """The bytes that the layers of one operation may have together when they are inflated."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._left = size
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> None:
+        """From any thread. Raises InvalidParameter when nothing is left."""
+        with self._lock:
+            self._left -= size
+        if self._left < 0:
+            raise InvalidParameter(f"the layers have more than {self.size} bytes")
+
+
+class _Measured:
+    """A stream whose bytes are taken from an allowance."""
+
+    def __init__(self, stream: Stream, allowance: Allowance) -> None:
+        self._stream = stream
+        self._allowance = allowance
+
+    def readinto(self, buffer: memoryview) -> int:
+        got = self._stream.readinto(buffer)
+        self._allowance.take(got)
+        return got
+
+
 class _Making(NamedTuple):
     """A layer being made.
 
@@ -300,13 +329,15 @@ class Layers:
         span: Source,
         below: asyncio.Task[Any] | None = None,
         report: Callable[[int], None] = lambda _: None,
+        allowance: Allowance | None = None,
     ) -> bool:
         """Make the layer from `span`, unless it exists or another caller makes it. Returns True
         when it was extracted for this caller.
 
         A caller that has the whole layer does not wait for one that still receives it. The caller
         retains `chain_id` and `parent` meanwhile; `below` is its own task that ensures the parent.
-        `report` is called with the number of bytes processed.
+        `report` is called with the number of bytes processed. `allowance`: what a compressed layer
+        is taken from.
 
         Raises InvalidParameter for a layer that is damaged, leads out of its directory, or has
         another digest than `diff_id`.
@@ -314,7 +345,7 @@ class Layers:
         while self._snapshots.layer(chain_id) is None:
             other = self._making.get(chain_id)
             if other is None or (other.waits and not isinstance(span, Incoming)):
-                return await self._ensure_ours(chain_id, diff_id, parent, span, below, report)
+                return await self._ensure_ours(chain_id, diff_id, parent, span, below, report, allowance)
             # the failure may be due to that caller's bytes; ours may be good
             await asyncio.wait([other.task])
             await asyncio.sleep(0)
@@ -328,9 +359,10 @@ class Layers:
         span: Source,
         below: asyncio.Task[Any] | None,
         report: Callable[[int], None],
+        allowance: Allowance | None,
     ) -> bool:
         work = new_progress()
-        task = asyncio.create_task(self._make(chain_id, diff_id, parent, span, below, report, work))
+        task = asyncio.create_task(self._make(chain_id, diff_id, parent, span, below, report, work, allowance))
         ours = self._making[chain_id] = _Making(task, waits=isinstance(span, Incoming))
         try:
             return await asyncio.shield(task)
@@ -357,6 +389,7 @@ class Layers:
         below: asyncio.Task[Any] | None,
         report: Callable[[int], None],
         work: array[int],
+        allowance: Allowance | None,
     ) -> bool:
         """Extract and commit the layer. False when another caller was faster."""
         ingest = None
@@ -367,11 +400,11 @@ class Layers:
         ingest = ingest or await self._snapshots.ingest()
         try:
             if isinstance(span, Incoming):
-                extracted = await self._follow(ingest, span, report, work)
+                extracted = await self._follow(ingest, span, report, work, allowance)
             elif isinstance(span, Extracted) and extracted_early:
                 extracted = span.extraction()
             else:
-                extracted = await self._extract(ingest, span, report, work)
+                extracted = await self._extract(ingest, span, report, work, allowance)
             if extracted.diff_id != diff_id:
                 raise InvalidParameter(
                     f"layer has diff_id {extracted.diff_id}, but its image's configuration has {diff_id}"
@@ -391,21 +424,31 @@ class Layers:
         return True
 
     async def _follow(
-        self, ingest: Ingest, span: Incoming, report: Callable[[int], None], work: array[int]
+        self,
+        ingest: Ingest,
+        span: Incoming,
+        report: Callable[[int], None],
+        work: array[int],
+        allowance: Allowance | None,
     ) -> Extraction:
         """Extract a layer while it is received: in a thread of its own, which waits for the
         registry.
         """
-        extraction = in_own_thread(lambda: self._extract_source(ingest, span, work), "layer")
+        extraction = in_own_thread(lambda: self._extract_source(ingest, span, work, allowance), "layer")
         await _reported(work, report, extraction)
         extraction.exception()  # a failed download explains it better
         await span.whole()
         return extraction.result()
 
     async def _extract(
-        self, ingest: Ingest, span: Span | Extracted, report: Callable[[int], None], work: array[int]
+        self,
+        ingest: Ingest,
+        span: Span | Extracted,
+        report: Callable[[int], None],
+        work: array[int],
+        allowance: Allowance | None,
     ) -> Extraction:
-        extraction = self._extracting.run(self._extract_source, ingest, span, work)
+        extraction = self._extracting.run(self._extract_source, ingest, span, work, allowance)
         if isinstance(span, Extracted) or compression(span):
             await _reported(work, report, extraction)
             return extraction.result()
@@ -414,7 +457,9 @@ class Layers:
         await _reported(work, report, extraction, digest)
         return extraction.result()._replace(diff_id=digest.result())
 
-    def _extract_source(self, ingest: Ingest, span: Source, work: array[int]) -> Extraction:
+    def _extract_source(
+        self, ingest: Ingest, span: Source, work: array[int], allowance: Allowance | None
+    ) -> Extraction:
         """Blocking. The diff_id is empty when another thread computes it."""
         with self.processors:
             if isinstance(span, Extracted):
@@ -426,7 +471,8 @@ class Layers:
             kind = compression(span)
             if isinstance(span, Incoming) or kind:
                 packed = SpanReader(span, work)
-                return extract_and_hash(ingest, Inflated(packed, kind) if kind else packed)
+                stream: Stream = Inflated(packed, kind) if kind else packed
+                return extract_and_hash(ingest, stream if allowance is None else _Measured(stream, allowance))
             return extract(ingest, span.descriptor, offset=span.offset, size=span.size, progress=work)
 
 
@@ -467,6 +513,7 @@ def extract(ingest: Ingest, source: int | Stream, **how: Any) -> Extraction:
 
 
 __all__ = [
+    "Allowance",
     "Extracted",
     "Extraction",
     "Hashing",

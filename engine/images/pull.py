@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,7 +24,7 @@ import msgspec
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, reason
 from engine.images import archive, platforms
 from engine.images.archive import MAX_DOCUMENT, MAX_LAYERS
-from engine.images.layers import chain_ids
+from engine.images.layers import Allowance, chain_ids
 from engine.images.progress import Reports, retrying_text
 from engine.images.reference import Reference
 from engine.images.spans import Incoming, Span
@@ -58,6 +58,12 @@ _CONFIG_TYPES = (
     "application/vnd.docker.container.image.v1+json",
     "application/vnd.oci.image.config.v1+json",
 )
+_CLASSES = {
+    **dict.fromkeys(_CONFIG_TYPES[2:], "image"),
+    "application/vnd.docker.plugin.v0+json": "plugin",
+    "application/vnd.docker.plugin.v1+json": "plugin",
+}
+"""What a manifest is of, by the media type of its config."""
 _LAYER_PREFIXES = ("application/vnd.docker.image.rootfs.", "application/vnd.oci.image.layer.")
 _INDEX_TYPES = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -196,7 +202,7 @@ def parsed(fetched: Fetched) -> tuple[Manifest, str]:
     try:
         manifest = archive.decode(fetched.raw, Manifest, fetched.digest)
     except InvalidParameter as error:
-        raise InvalidParameter(f"invalid manifest: {_own_words(error)}") from error
+        raise InvalidParameter(f"invalid manifest: {own_words(error)}") from error
     if manifest.schema_version == 1:
         raise InvalidParameter(_schema_1_text())
     if manifest.schema_version != 2:
@@ -219,17 +225,18 @@ def _schema_1_text() -> str:
     )
 
 
-def _own_words(error: EngineError) -> str:
+def own_words(error: EngineError) -> str:
     return error.message.removeprefix("invalid archive: ")
 
 
-def _checked(manifest: Manifest, digest: str) -> Manifest:
-    """A validated image manifest. Raises InvalidParameter."""
+def _checked(manifest: Manifest, digest: str, config_types: Collection[str]) -> Manifest:
+    """A validated manifest of an image, or of a plugin. Raises InvalidParameter."""
     config = manifest.config
     if config is None:
         raise InvalidParameter(f"invalid manifest {digest}: no config")
-    if config.media_type not in _CONFIG_TYPES:
-        raise InvalidParameter(f"{digest} is not an image: its config has type {config.media_type!r}")
+    if config.media_type not in config_types:
+        kind = _CLASSES.get(config.media_type, "unknown")
+        raise InvalidParameter(f'Encountered remote "{config.media_type[:200]}"({kind}) when fetching')
     if config.size > MAX_DOCUMENT:
         raise InvalidParameter(f"invalid manifest {digest}: config has {config.size} bytes, more than {MAX_DOCUMENT}")
     if len(manifest.layers) > MAX_LAYERS:
@@ -247,9 +254,16 @@ def _checked(manifest: Manifest, digest: str) -> Manifest:
     return manifest
 
 
-async def resolve(repository: Repository, name: Reference, platform: Platform | None = None) -> Resolved:
-    """Follow a tag or digest to the manifest for a platform, by default this host's. Raises
-    NotFound, InvalidParameter, ServerError.
+async def resolve(
+    repository: Repository,
+    name: Reference,
+    platform: Platform | None = None,
+    config_types: Collection[str] = _CONFIG_TYPES,
+) -> Resolved:
+    """Follow a tag or digest to the manifest for a platform, by default this host's.
+    `config_types`: the media types that its config may have, by default those of images.
+
+    Raises NotFound, InvalidParameter, ServerError.
     """
     fetched = await repository.manifest(name.digest or name.tag)
     manifest, kind = parsed(fetched)
@@ -259,7 +273,7 @@ async def resolve(repository: Repository, name: Reference, platform: Platform | 
         manifest, kind = parsed(fetched)
         if manifest.manifests:
             raise InvalidParameter(f"invalid manifest {digest}: an index within an index")
-    return Resolved(name, digest, _checked(manifest, fetched.digest), fetched.raw, kind == _OCI_TYPE)
+    return Resolved(name, digest, _checked(manifest, fetched.digest, config_types), fetched.raw, kind == _OCI_TYPE)
 
 
 def chosen(index: Manifest, name: Reference, platform: Platform) -> Descriptor:
@@ -314,7 +328,7 @@ async def bring(
     raw = await repository.blob(manifest.config.digest, MAX_DOCUMENT)
     config = _configuration(raw, manifest)
     async with store.claimed() as claim:
-        work = _Bringing(store, downloads, repository, manifest.layers, config)
+        work = Bringing(store, downloads, repository, manifest.layers, config.rootfs.diff_ids)
         async with contextlib.aclosing(work.run(claim)) as steps:
             async for progress in steps:
                 yield progress
@@ -336,7 +350,7 @@ def _configuration(raw: bytes, manifest: Manifest) -> ImageConfig:
     try:
         config = archive.image_config(raw, manifest.config.digest)
     except InvalidParameter as error:
-        raise InvalidParameter(f"invalid image: {_own_words(error)}") from error
+        raise InvalidParameter(f"invalid image: {own_words(error)}") from error
     if len(config.rootfs.diff_ids) != len(manifest.layers):
         raise InvalidParameter(
             f"invalid image: {len(manifest.layers)} layers in its manifest, "
@@ -345,7 +359,7 @@ def _configuration(raw: bytes, manifest: Manifest) -> ImageConfig:
     return config
 
 
-class _Bringing:
+class Bringing:
     """The layers of one pull."""
 
     def __init__(
@@ -354,13 +368,16 @@ class _Bringing:
         downloads: Downloads,
         repository: Repository,
         blobs: Sequence[Descriptor],
-        config: ImageConfig,
+        diff_ids: Sequence[str],
+        allowance: Allowance | None = None,
     ) -> None:
+        """`diff_ids`: those that the layers in `blobs` must have. `allowance`: their bytes."""
         self._store = store
         self._downloads = downloads
         self._repository = repository
         self._blobs = blobs
-        self._diff_ids = config.rootfs.diff_ids
+        self._diff_ids = diff_ids
+        self._allowance = allowance
         self._reports = Reports()
         self._complete: set[str] = set()
         """Blobs whose download was reported to its end: clients draw the extraction after it."""
@@ -439,14 +456,14 @@ class _Bringing:
             if free and not download.whole:
                 with download.followed() as incoming:
                     try:
-                        return await layers.ensure(chain_id, diff_id, parent, incoming, below, report)
+                        return await layers.ensure(chain_id, diff_id, parent, incoming, below, report, self._allowance)
                     except InvalidParameter:
                         if not download.restarted:
                             raise
         await asyncio.wait([download.task])
         download.task.result()
         span = Span(download.file, 0, blob.size)
-        return await layers.ensure(chain_id, diff_id, parent, span, below, report)
+        return await layers.ensure(chain_id, diff_id, parent, span, below, report, self._allowance)
 
     async def _received(self, blob: Descriptor, download: _Download, making: asyncio.Task[bool]) -> None:
         """Report the download until the blob is there or `making` has failed. Raises the download's
@@ -473,4 +490,4 @@ class _Bringing:
             self._complete.add(blob.digest)
 
 
-__all__ = ["Downloads", "Resolved", "bring", "described", "resolve"]
+__all__ = ["Bringing", "Downloads", "Resolved", "bring", "described", "own_words", "resolve"]

@@ -42,6 +42,7 @@ DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
 OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
 DOCKER_GZIP = "application/vnd.docker.image.rootfs.diff.tar.gzip"
 OCI_GZIP = "application/vnd.oci.image.layer.v1.tar+gzip"
+GZIP = (DOCKER_GZIP, OCI_GZIP)
 
 _CHUNK = 1 << 20
 _REPORT_EVERY = 1 << 19
@@ -101,21 +102,24 @@ class Pushing:
                 for chain_id in record.chain_ids:
                     claim(chain_id)  # it must not be deleted while it is read
                 config = await self._configuration(name, record)
-                async with contextlib.aclosing(self._layers(record)) as steps:
+                async with contextlib.aclosing(self.layers(self._sources(record), oci=record.oci)) as steps:
                     async for progress in steps:
                         yield progress
                 digest, size = await self._manifest(name, record, config)
             yield Progress(status=f"{name.tag}: digest: {digest} size: {size}")
             yield Progress(progress_detail=ProgressDetail(), aux=PushResult(tag=name.tag, digest=digest, size=size))
 
-    async def _layers(self, record: ImageRecord) -> AsyncGenerator[Progress, None]:
-        sources = {source.diff_id: source for source in self._sources(record)}
+    async def layers(self, chain: Sequence[Source], *, oci: bool) -> AsyncGenerator[Progress, None]:
+        """Send the layers that the registry does not have, for a manifest of that kind, which names
+        them as `blobs` says then. The caller has claimed them.
+        """
+        sources = {source.diff_id: source for source in chain}
         for source in reversed(sources.values()):
             self._say(source, "Preparing")
 
         def begin(group: asyncio.TaskGroup) -> None:
             for source in sources.values():
-                group.create_task(self._layer(source, oci=record.oci))
+                group.create_task(self._layer(source, oci=oci))
 
         async with contextlib.aclosing(self._reports.run(begin)) as steps:
             async for progress in steps:
@@ -131,7 +135,7 @@ class Pushing:
             names = [reference.read(name) for name in other.digests]
             paths = [name.path for name in names if name.domain == self._repository.domain]
             for diff_id, blob in zip(other.config.rootfs.diff_ids, other.blobs, strict=False):
-                if diff_id in known and (record.oci or blob.media_type in (DOCKER_GZIP, OCI_GZIP)):
+                if diff_id in known and (record.oci or blob.media_type in GZIP):
                     known[diff_id].setdefault(blob.digest, blob)
                     neighbours[diff_id].update(dict.fromkeys(paths))
         sources = []
@@ -197,17 +201,31 @@ class Pushing:
 
     async def _manifest(self, name: Reference, record: ImageRecord, raw_config: bytes) -> tuple[str, int]:
         """Put the manifest. Returns its digest and size."""
-        if not await self._repository.has_blob(record.id):
-            await self._repository.upload(lambda: _Document(raw_config))
-        blobs = [self._there[diff_id, record.oci] for diff_id in record.config.rootfs.diff_ids]
-        media_type = OCI_MANIFEST if record.oci else DOCKER_MANIFEST
+        blobs = self.blobs(record.config.rootfs.diff_ids, oci=record.oci)
+        kind = OCI_CONFIG if record.oci else DOCKER_CONFIG
+        config = await self.document(raw_config, kind)
         raw = await asyncio.to_thread(self._as_it_came, record, blobs)
         if raw is None:
-            raw = _manifest(record, len(raw_config), blobs)
-        digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
-        await self._repository.put_manifest(name.tag, raw, media_type)
+            raw = manifest(config, blobs, oci=record.oci)
+        digest = await self.put(name, raw, oci=record.oci)
         await self._store.pushed(record.id, name._replace(tag="", digest=digest), blobs)
         return digest, len(raw)
+
+    def blobs(self, diff_ids: Sequence[str], *, oci: bool) -> list[Descriptor]:
+        """The layers as `layers` has found or sent them."""
+        return [self._there[diff_id, oci] for diff_id in diff_ids]
+
+    async def document(self, raw: bytes, media_type: str) -> Descriptor:
+        """Send a config unless the registry has it."""
+        sent = _Document(raw)
+        if not await self._repository.has_blob(sent.digest):
+            await self._repository.upload(lambda: sent)
+        return Descriptor(media_type=media_type, digest=sent.digest, size=sent.size)
+
+    async def put(self, name: Reference, raw: bytes, *, oci: bool) -> str:
+        """Put a manifest under a tag. Returns its digest."""
+        await self._repository.put_manifest(name.tag, raw, OCI_MANIFEST if oci else DOCKER_MANIFEST)
+        return f"sha256:{hashlib.sha256(raw).hexdigest()}"
 
     def _as_it_came(self, record: ImageRecord, blobs: Sequence[Descriptor]) -> bytes | None:
         """The manifest that the image was pulled with, if it names exactly these blobs; otherwise
@@ -229,21 +247,21 @@ def _of_kind(blob: Descriptor, *, oci: bool) -> Descriptor:
     return Descriptor(media_type=other.get(blob.media_type, blob.media_type), digest=blob.digest, size=blob.size)
 
 
-def _manifest(record: ImageRecord, config_size: int, blobs: Sequence[Descriptor]) -> bytes:
-    """The manifest, formatted exactly as Docker does, so that an image has the same digest
+def manifest(config: Descriptor, blobs: Sequence[Descriptor], *, oci: bool) -> bytes:
+    """A manifest, formatted exactly as Docker does, so that an image has the same digest
     whichever engine pushes it.
     """
 
-    def described(media_type: str, size: int, digest: str) -> dict[str, Any]:
-        if record.oci:
-            return {"mediaType": media_type, "digest": digest, "size": size}
-        return {"mediaType": media_type, "size": size, "digest": digest}
+    def described(blob: Descriptor) -> dict[str, Any]:
+        if oci:
+            return {"mediaType": blob.media_type, "digest": blob.digest, "size": blob.size}
+        return {"mediaType": blob.media_type, "size": blob.size, "digest": blob.digest}
 
     document = {
         "schemaVersion": 2,
-        "mediaType": OCI_MANIFEST if record.oci else DOCKER_MANIFEST,
-        "config": described(OCI_CONFIG if record.oci else DOCKER_CONFIG, config_size, record.id),
-        "layers": [described(blob.media_type, blob.size, blob.digest) for blob in blobs],
+        "mediaType": OCI_MANIFEST if oci else DOCKER_MANIFEST,
+        "config": described(config),
+        "layers": [described(blob) for blob in blobs],
     }
     return json.dumps(document, indent=3).encode()
 
@@ -319,4 +337,4 @@ def packing_threads() -> LongWork:
     return LongWork(2 + min(8, os.cpu_count() or 1), "pack")
 
 
-__all__ = ["Pushing", "chosen", "packing_threads"]
+__all__ = ["Pushing", "Source", "chosen", "manifest", "packing_threads"]

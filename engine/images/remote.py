@@ -241,8 +241,12 @@ class Remote:
         images = push.chosen(self.store, name)
         for found, record in images:
             platforms.check(found.familiar, record.config, platform)
+        return Sending(self, await self.pushing(name, credentials), images)
+
+    async def pushing(self, name: Reference, credentials: Credentials) -> Pushing:
+        """A push to the repository that a name belongs to."""
         repository = await self.repository(name, credentials, "pull,push")
-        return Sending(self, Pushing(self.store, repository, self._packing), images)
+        return Pushing(self.store, repository, self._packing)
 
     def pushed(self, name: Reference, record: ImageRecord) -> None:
         attributes = {**record.labels, "name": name.familiar_repository}

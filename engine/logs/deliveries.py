@@ -15,6 +15,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from engine.wire.log_plugins import LogInfo
+
 Key: TypeAlias = tuple[str, ...]
 """Identifies a destination: feeds of equal keys can share a connection. For a log line or an error
 message, the second element is the address."""
@@ -219,7 +221,29 @@ class Awslogs(msgspec.Struct, frozen=True, tag_field="driver", tag="awslogs"):
 CREDENTIALS_HOST = "http://169.254.170.2"
 """Where `credentials_endpoint` is a path: the credentials of a task role."""
 
-Remote: TypeAlias = Syslog | Journald | Gelf | Fluentd | Splunk | Awslogs
+
+class LogPlugin(msgspec.Struct, frozen=True, tag_field="driver", tag="plugin"):
+    """A plugin that reads entries from a FIFO for each container.
+
+    `name`: as the container's configuration has it. `fifo`: path of the FIFO, which the daemon
+    makes. `info`: what the daemon tells the plugin of the container. The document keeps it for a
+    daemon that starts later.
+    """
+
+    name: str
+    fifo: str = ""
+    info: LogInfo = LogInfo()
+
+    @property
+    def destination(self) -> Key:
+        return (self.name, self.address)
+
+    @property
+    def address(self) -> str:
+        return "plugin"
+
+
+Remote: TypeAlias = Syslog | Journald | Gelf | Fluentd | Splunk | Awslogs | LogPlugin
 """A remote target, tagged with `driver`. Each has `destination`, the key of feeds that can share a
 connection, and `address`, for messages."""
 
@@ -283,6 +307,7 @@ __all__ = [
     "Gelf",
     "Journald",
     "Key",
+    "LogPlugin",
     "Remote",
     "Splunk",
     "Syslog",

@@ -15,7 +15,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     `hostname`: the host's. `pid`: the daemon's. `journal`: the host has systemd's journal.
     `region`: AWS_REGION of the daemon. `log_path`: file of a log that the monitor keeps (drivers
-    json-file and local). `spool`: directory of a log that is delivered to a remote target.
+    json-file and local). `spool`: directory of a log that is delivered to a remote target. `fifo`:
+    path at which a log plugin's entries of this container are written.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     region: str = ""
     log_path: str = ""
     spool: str = ""
+    fifo: str = ""
 
     @property
     def command(self) -> str:

@@ -298,9 +298,13 @@ class Host:
         return any(wants in {"", system} and on in {"", machine} for wants, on in platforms)
 
     def has_plugins(self, plugins: frozenset[tuple[str, str]]) -> bool:
-        """True if it has the plugins. One that names no log driver at all is taken to have all."""
+        """True if it has the plugins, of which the tag `latest` may be left out. One that names no
+        log driver at all is taken to have all.
+        """
         return all(
-            (kind, name) in self.plugins or (kind == "Log" and not any(has == kind for has, _ in self.plugins))
+            (kind, name) in self.plugins
+            or (kind, f"{name}:latest") in self.plugins
+            or (kind == "Log" and not any(has == kind for has, _ in self.plugins))
             for kind, name in plugins
         )
 

@@ -47,6 +47,8 @@ _log = logging.getLogger(__name__)
 _NO_PORTS = Request()
 _NOT_ASSIGNED: Mapping[str, Assigned] = {}
 _NONE_ASSIGNED: Assigned = {}
+_NEW_IDS = iter(lambda: secrets.token_hex(32), "")
+"""Ids of endpoints without links."""
 _NO_MACS: Mapping[str, str] = {}
 
 
@@ -104,6 +106,7 @@ class Attachments:
         """While this engine is part of a swarm."""
         self._networks = networks
         self._drivers = networks.drivers
+        self._remote = networks.remote_endpoints
         self._in_thread = networks.workers.run
         self._sandboxes: dict[str, Sandbox] = {}
         """By container id."""
@@ -118,8 +121,12 @@ class Attachments:
         await self._publishing.watch()
 
     async def settle(self) -> None:
-        """Every running container has been restored: close ports without an owner."""
+        """Every running container has been restored: close ports without an owner, give back the
+        endpoints of plugins that have none.
+        """
         await self._publishing.settle()
+        live = {container_id: tuple(sandbox.endpoints) for container_id, sandbox in self._sandboxes.items()}
+        await self._remote.settle(live, self._networks)
 
     async def close(self) -> None:
         """Release the namespaces. Containers that run keep theirs; their rules stay as they are."""
@@ -158,37 +165,50 @@ class Attachments:
         """
         if container_id in self._sandboxes:
             await self.leave(container_id)
+        if container_id in self._remote:
+            await uninterrupted(self._remote.ready(container_id))
         order = sorted(wanted.items(), key=lambda item: item[0] != primary)
         sandbox = Sandbox(container_id, name, servers, hostname)
         async with contextlib.AsyncExitStack() as undo:
             chosen = []
             for key, settings in order:
                 found, lent = await self._lent(container_id, name, key, settings, undo)
-                chosen.append((found, settings, assigned.get(key, lent)))
+                mac = macs.get(found.record.name, "")
+                addresses = assigned.get(key, lent)
+                if found.record.ipam_pools:
+                    lending = self._remote.lend(container_id, found, settings, mac, undo)
+                    addresses, mac = await uninterrupted(lending)
+                chosen.append((found, settings, mac, addresses))
             plans = []
-            for found, settings, addresses in chosen:
-                given = endpoints.allocate(found, settings, macs.get(found.record.name, ""), addresses)
+            for found, settings, mac, addresses in chosen:
+                given = endpoints.allocate(found, settings, mac, addresses)
                 undo.callback(endpoints.release, found, given)
                 found.sandboxes[container_id] = sandbox
                 undo.callback(found.sandboxes.pop, container_id, None)
                 plans.append((found, _with_names(found, sandbox, given)))
-            linked = [(found, given) for found, given in plans if found.pools]
+            linked = [(found, given) for found, given in plans if found.linked]
             ids: list[str] = []
-            if linked:
+            sandbox.request = request
+            by_plugin = any(found.record.remote for found, _ in linked)
+            if by_plugin:
+                made = await uninterrupted(self._assemble(sandbox, linked, undo))
+                plans = [(found, made.get(found.record.id, given)) for found, given in plans]
+            elif linked:
                 gateways = endpoints.default_gateways((given for _, given in linked), self._networks.by_id)
                 sandbox.namespace, ids = await self._networks.workers.undone_if_cancelled(
                     lambda built: self._drivers.close_sandbox(linked, *built),
                     *(self._drivers.new_sandbox, container_id, linked, gateways),
                 )
                 undo.push_async_callback(self._in_thread, self._drivers.close_sandbox, linked, sandbox.namespace, ids)
-                undo.callback(sandbox.endpoints.clear)  # or a repair would attach them again
+            undo.callback(sandbox.endpoints.clear)  # or a repair would attach them again
             numbers = iter(ids)
             for found, given in plans:
-                endpoint_id = next(numbers) if found.pools else secrets.token_hex(32)
+                endpoint_id = given.endpoint_id or next(numbers if found.linked else _NEW_IDS)
                 sandbox.endpoints[found.record.id] = msgspec.structs.replace(given, endpoint_id=endpoint_id)
-            sandbox.request = request
             sandbox.target = self._target(sandbox)
             await self._serve_names(sandbox)
+            if by_plugin:
+                await uninterrupted(self._remote.expose(container_id, self._outlet(sandbox), request))
             self._sandboxes[container_id] = sandbox
             if sandbox.target is not None:
                 publishing = self._publishing.publish(container_id, name, sandbox.target, request)
@@ -199,6 +219,31 @@ class Attachments:
             self._appeared(found, sandbox)
         path = None if any(found.record.name == HOST for found, _ in plans) else _path(sandbox.namespace)
         return Joined(path, {found.record.name: sandbox.endpoints[found.record.id] for found, _ in plans})
+
+    async def _assemble(
+        self, sandbox: Sandbox, plans: Sequence[tuple[Network, EndpointSettings]], undo: contextlib.AsyncExitStack
+    ) -> dict[str, EndpointSettings]:
+        """A namespace with all these endpoints, of which a plugin makes at least one: made one by
+        one, as the threads do not wait for plugins.
+
+        Returns their settings by network id. Finished even if the caller is cancelled.
+        """
+        sandbox.namespace = await self._in_thread(sandboxes.empty)
+        undo.callback(sandboxes.close, sandbox.namespace)
+        made = {}
+        for found, given in plans:
+            made[found.record.id] = await self._plug(sandbox, found, given)
+            undo.push_async_callback(self._unplug, sandbox, found, made[found.record.id])
+        await self._reroute(sandbox, plans[0][0], made.values())
+        return made
+
+    async def _plug(self, sandbox: Sandbox, found: Network, given: EndpointSettings) -> EndpointSettings:
+        """Make an endpoint in a namespace that exists; returns its settings."""
+        container_id, namespace = sandbox.container_id, sandbox.namespace
+        if found.record.remote:
+            return await self._remote.attach(container_id, found, namespace, given, sandbox.request)
+        endpoint_id = await self._in_thread(self._drivers.plug, container_id, found, namespace, given)
+        return msgspec.structs.replace(given, endpoint_id=endpoint_id)
 
     async def _lent(
         self, container_id: str, name: str, key: str, settings: EndpointSettings, undo: contextlib.AsyncExitStack
@@ -236,6 +281,7 @@ class Attachments:
 
     async def _give_back(self, container_id: str, found: Network) -> None:
         """Its endpoint on the network is gone."""
+        await self._remote.release(container_id, found.record.id)
         if self.lender is not None and found.record.scope == SWARM:
             await self.lender.give_back(container_id, found.record.id)
 
@@ -273,13 +319,15 @@ class Attachments:
             finally:
                 made = sandbox.namespace >= 0
                 left = []
+                for network_id in sandbox.endpoints:
+                    await self._remote.detach(container_id, network_id)
                 sandboxes.close(sandbox.namespace)
                 self._resolver.close_for(container_id)
                 for network_id, settings in sandbox.endpoints.items():
                     found = self._networks.by_id.get(network_id)
                     if found is not None:
                         self._disappeared(found, sandbox, settings)
-                        if made and found.pools:
+                        if made and found.pools and not found.record.remote:
                             self._drivers.of(found).released(settings.endpoint_id)
                         left.append(found)
                 for found in left:
@@ -317,7 +365,7 @@ class Attachments:
                     )
             sandbox.endpoints[found.record.id] = settings
             found.sandboxes[container_id] = sandbox
-            if found.pools and sandbox.namespace < 0:
+            if found.linked and sandbox.namespace < 0:
                 try:
                     sandbox.namespace = namespaces.of_process(process.pid, process.pidfd, "net")
                 except OSError as error:  # the process has ended; its exit will undo all this
@@ -419,20 +467,20 @@ class Attachments:
                 record = found.record
                 self.check(container_id, record.id, wanted, self._network_names(sandbox))
                 mac = requested.mac_address(wanted.mac_address, f"network {record.name}")
+                await self._remote.ready(container_id, record.id)
+                if record.ipam_pools:
+                    lent, mac = await self._remote.lend(container_id, found, wanted, mac, undo)
                 given = _with_names(found, sandbox, endpoints.allocate(found, wanted, mac, assigned or lent))
                 undo.callback(endpoints.release, found, given)
                 found.sandboxes[container_id] = sandbox
                 undo.callback(found.sandboxes.pop, container_id, None)
-                endpoint_id = secrets.token_hex(32)
-                if found.pools:
+                if found.linked:
                     self._find_namespace(sandbox, found, process)
-                    endpoint_id = await self._in_thread(
-                        self._drivers.plug, container_id, found, sandbox.namespace, given
-                    )
-                    given = msgspec.structs.replace(given, endpoint_id=endpoint_id)
+                    given = await self._plug(sandbox, found, given)
                     undo.push_async_callback(self._leave_again, sandbox, found, given)
                     await self._reroute(sandbox, found, [*sandbox.endpoints.values(), given])
-                given = msgspec.structs.replace(given, endpoint_id=endpoint_id)
+                else:
+                    given = msgspec.structs.replace(given, endpoint_id=next(_NEW_IDS))
                 sandbox.endpoints[record.id] = given
                 undo.callback(sandbox.endpoints.pop, record.id)
                 await self._serve_names(sandbox)
@@ -460,7 +508,7 @@ class Attachments:
             connected = {self._networks.by_id[key].record.name: each for key, each in sandbox.endpoints.items()}
             self.check_connected(container_id, found.record.id, connected)
             settings = sandbox.endpoints[found.record.id]
-            if not found.pools:
+            if not found.linked:
                 del sandbox.endpoints[found.record.id]
                 self._disappeared(found, sandbox, settings)
                 return
@@ -484,6 +532,9 @@ class Attachments:
                 _log.warning("default route after a disconnect: %s", error.message)
 
     async def _unplug(self, sandbox: Sandbox, found: Network, settings: EndpointSettings) -> None:
+        if found.record.remote:
+            await self._remote.detach(sandbox.container_id, found.record.id)
+            return
         await self._in_thread(
             self._drivers.unplug, sandbox.container_id, found, sandbox.namespace, settings, settings.endpoint_id
         )
@@ -513,8 +564,18 @@ class Attachments:
     def _target(self, sandbox: Sandbox) -> Target | None:
         return endpoints.target(sandbox.endpoints.values(), self._networks.by_id)
 
+    def _outlet(self, sandbox: Sandbox) -> Network | None:
+        """The network of the default route, if that leads out."""
+        chosen = endpoints.outlet(sandbox.endpoints.values(), self._networks.by_id)
+        found = self._networks.by_id[chosen.network_id] if chosen is not None else None
+        return found if found is not None and not found.record.internal else None
+
     async def _republish(self, sandbox: Sandbox) -> None:
         """Move published ports to the endpoint of the default route; without one publish none."""
+        try:
+            await self._remote.expose(sandbox.container_id, self._outlet(sandbox), sandbox.request)
+        except ServerError as error:  # as below
+            _log.warning("container %s: %s", sandbox.container_id, error.message)
         target = self._target(sandbox)
         if target == sandbox.target:
             return

@@ -83,7 +83,7 @@ class BridgeDriver:
     def make(self, made: Network) -> None:
         record = made.record
         own = self._links.link(made.bridge)
-        for subnet in (ip_network(config.subnet) for config in record.ipam.config if 4 in record.chosen_by_user):
+        for subnet in (ip_network(config.subnet) for config in record.ipam.config if 4 in record.imposed):
             # A subnet within a wider route is fine. The subnet of another link would cut the host
             # off from it.
             if subnet.version == 4 and self._on_other_link(subnet, lambda index: own is None or index != own.ifindex):
@@ -105,7 +105,7 @@ class BridgeDriver:
         except BaseException:
             remove(self._links, made.bridge, self._alias, lent)
             raise
-        if 4 in made.pools and 4 not in record.chosen_by_user and self._contested(made):
+        if 4 in made.pools and 4 not in record.imposed and self._contested(made):
             self.unmake(made)
             raise SubnetContested
 

@@ -34,7 +34,7 @@ from engine.networks.filter import Filter
 from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, unique_local_subnet
 from engine.networks.ipvlan import IpvlanDriver
 from engine.networks.macvlan import MacvlanDriver
-from engine.networks.network import BRIDGE, Overlay
+from engine.networks.network import BRIDGE, NO_IPAM, Overlay
 from engine.networks.ports import relay_socket
 from engine.networks.sandboxes import BridgeFull, Interface
 from engine.system import netfilter
@@ -139,6 +139,12 @@ class Drivers:
         self._kernel = None
 
     @property
+    def kernel(self) -> RouteSocket:
+        """The links of the host."""
+        assert self._kernel is not None, "the drivers are open"
+        return self._kernel
+
+    @property
     def alias(self) -> str:
         """ifalias of links that the engine makes for user-defined networks."""
         return f"{host.ALIAS} {self._engine_id[:12]}"
@@ -184,6 +190,9 @@ class Drivers:
         enable outgoing traffic.
         """
         assert self._kernel is not None
+        for each in networks:
+            if each.record.remote:
+                each.fill()
         known = [each for each in networks if each.record.driver in self._by_name]
         (default,) = (each for each in known if each.record.name == BRIDGE)
         users = [each for each in known if each is not default]
@@ -232,11 +241,15 @@ class Drivers:
         return sorted(found)
 
     def make(self, made: Network, subnets: list[Subnet]) -> None:
-        """The links of a new network, with a free subnet unless the user gave one.
+        """The links of a new network, with a free subnet unless it has one. A plugin makes its own
+        links later.
 
         `subnets` are those of the other networks.
         """
-        record, driver = made.record, self.of(made)
+        record = made.record
+        if record.ipam.driver == NO_IPAM:
+            return
+        make = (lambda _: None) if record.remote else self.of(made).make
         for given in map(ip_network, (config.subnet for config in record.ipam.config)):
             if any(given.version == other.version and given.overlaps(other) for other in subnets):
                 raise Forbidden(
@@ -244,10 +257,10 @@ class Drivers:
                 )
         if 6 in record.versions and not any(":" in config.subnet for config in record.ipam.config):
             record = network.with_pool(record, unique_local_subnet(self._engine_id, record.id))
-        if 4 in record.chosen_by_user or 4 not in record.versions:
+        if 4 in record.imposed or 4 not in record.versions:
             made.record = network.with_gateways(record)
             made.fill()
-            driver.make(made)
+            make(made)
             return
         assert self._kernel is not None
         avoided = [span(each) for each in subnets if each.version == 4]
@@ -258,7 +271,7 @@ class Drivers:
             made.record = network.with_gateways(network.with_pool(record, subnet))
             made.fill()
             try:
-                driver.make(made)
+                make(made)
                 return
             except SubnetContested:
                 avoided.append(span(subnet))

@@ -102,6 +102,11 @@ class Network:
         return self.options.bridge or f"br-{self.record.id[:12]}"
 
     @property
+    def linked(self) -> bool:
+        """True if its endpoints have links."""
+        return bool(self.pools) or self.record.remote
+
+    @property
     def closed(self) -> bool:
         """True if it has no route out."""
         return self.record.internal or self.options.dummy
@@ -200,11 +205,14 @@ def allocate(
         raise
     settings = intent(wanted, record)
     if not taken:
-        return settings
+        return msgspec.structs.replace(settings, mac_address=mac) if record.remote else settings
     found.generation += 1
     ingress = found.overlay is not None and found.overlay.ingress
     places = {version: found.place(address) for version, address in taken.items()}
-    gateways = {} if found.closed or found.options.layer3 or ingress else places
+    # a plugin names gateways itself when the endpoint joins
+    gateways = {} if found.closed or found.options.layer3 or ingress or record.remote else places
+    if not mac and not record.remote:
+        mac = mac_address(taken.get(4) or taken[6])
     return msgspec.structs.replace(
         settings,
         gateway=str(gateways[4][1].ip) if 4 in gateways else "",
@@ -213,7 +221,7 @@ def allocate(
         ipv6_gateway=str(gateways[6][1].ip) if 6 in gateways else "",
         global_ipv6_address=str(taken.get(6, "")),
         global_ipv6_prefix_len=places[6][0].subnet.prefixlen if 6 in taken else 0,
-        mac_address="" if record.driver == IPVLAN else mac or mac_address(taken.get(4) or taken[6]),
+        mac_address="" if record.driver == IPVLAN else mac,
     )
 
 
@@ -310,13 +318,18 @@ def default_gateways(endpoints: Iterable[EndpointSettings], networks: Mapping[st
     return [ip_address(text) for text in chosen if text]
 
 
+def outlet(endpoints: Iterable[EndpointSettings], networks: Mapping[str, Network]) -> EndpointSettings | None:
+    """The endpoint of the default route (Docker's gateway endpoint), if there is one."""
+    order = ranked(endpoints, networks)
+    chosen = next((each for each in order if each.gateway), None)
+    return chosen or next((each for each in order if each.ipv6_gateway), None)
+
+
 def target(endpoints: Iterable[EndpointSettings], networks: Mapping[str, Network]) -> Target | None:
     """The endpoint that published ports lead to: the one of the default route, if the host is the
     router there.
     """
-    order = ranked(endpoints, networks)
-    chosen = next((each for each in order if each.gateway), None)
-    chosen = chosen or next((each for each in order if each.ipv6_gateway), None)
+    chosen = outlet(endpoints, networks)
     found = networks.get(chosen.network_id) if chosen is not None else None
     if chosen is None or found is None or not found.routes:
         return None

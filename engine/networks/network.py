@@ -54,6 +54,8 @@ _MODES = {
 """Modes of the drivers whose links are over a link of the host, the default first."""
 _IPVLAN_FLAGS = ("bridge", "private", "vepa")
 IPVLAN = "ipvlan"
+NO_IPAM = "null"
+"""The IPAM driver of networks without subnets, whose driver, a plugin, chooses addresses."""
 CONFIGURATION = "null"
 """The driver that a configuration-only network shows."""
 
@@ -96,6 +98,10 @@ class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     """Addresses such as `10.0.0.1/24` that the engine added to an adopted bridge, removed with the
     network.
     """
+    remote: bool = False
+    """Its driver is a plugin."""
+    ipam_pools: tuple[str, ...] = ()
+    """Ids of the subnets in `ipam`, in their order, at the IPAM plugin that has chosen them."""
     parent_made: bool = False
     """True if the engine made the parent of this macvlan network, and removes it with the network.
     """
@@ -103,6 +109,11 @@ class NetworkRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     @property
     def predefined(self) -> bool:
         return self.name in PREDEFINED_NAMES
+
+    @property
+    def imposed(self) -> tuple[int, ...]:
+        """The IP versions whose subnet the engine does not choose: the user or a plugin does."""
+        return self.versions if self.ipam_pools else self.chosen_by_user
 
     @property
     def versions(self) -> tuple[int, ...]:
@@ -161,6 +172,8 @@ def options(record: NetworkRecord) -> Options:
 
     Raises InvalidParameter naming network, option and value.
     """
+    if record.remote:
+        return Options()  # the plugin gets them as they are
     given = own_options(record.options)
     where = f"network {record.name}"
     for key, harmless in _REFUSED.items():
@@ -216,8 +229,18 @@ def options(record: NetworkRecord) -> Options:
 # --- a create body --------------------------------------------------------------------------------
 
 
-def checked(body: NetworkCreate) -> NetworkRecord:
-    """The record of a new network; free subnets are chosen later.
+def plugins(body: NetworkCreate) -> tuple[str, str]:
+    """The network plugin and the IPAM plugin that a create body names; "" for parts of the engine
+    itself.
+    """
+    own = body.config_only or body.driver in ("", "bridge", "host", "null", "overlay", *_MODES)
+    own_ipam = body.config_only or body.ipam.driver in ("", "default", NO_IPAM)
+    return "" if own else body.driver, "" if own_ipam else body.ipam.driver
+
+
+def checked(body: NetworkCreate, driver_plugin: str = "", ipam_plugin: str = "") -> NetworkRecord:
+    """The record of a new network; free subnets are chosen later. `driver_plugin`, `ipam_plugin`:
+    full names of the plugins that the body names.
 
     Raises InvalidParameter, Forbidden (predefined), NotFound (driver), Unimplemented (overlay).
     """
@@ -238,14 +261,19 @@ def checked(body: NetworkCreate) -> NetworkRecord:
         raise Unimplemented(
             f'network {name}: driver "overlay": this version has no networks that span the nodes of a swarm'
         )
+    elif driver_plugin:
+        driver = driver_plugin
     elif driver not in ("bridge", *_MODES):
-        raise NotFound(f'network {name}: driver "{driver[:100]}": plugin not found')
+        raise NotFound(f'network {name}: plugin "{driver[:100]}" not found')
     if body.scope not in ("", "local"):
         raise InvalidParameter(f"network {name}: scope {body.scope[:100]!r}: this engine has local networks alone")
     if body.ingress:
         raise InvalidParameter(f"network {name}: an ingress network needs a swarm")
-    if body.ipam.driver not in ("", "default"):
-        raise NotFound(f'network {name}: IPAM driver "{body.ipam.driver[:100]}": plugin not found')
+    ipam_driver = ipam_plugin or body.ipam.driver or "default"
+    if ipam_driver not in ("default", NO_IPAM, ipam_plugin):
+        raise NotFound(f'network {name}: IPAM plugin "{ipam_driver[:100]}" not found')
+    if ipam_driver == NO_IPAM and not (driver_plugin or body.config_only):
+        raise InvalidParameter(f"network {name}: {driver} networks need an IPAM driver that has subnets")
     enabled = {version: _enabled(body, version) for version in (4, 6)}
     if not any(enabled.values()):
         raise InvalidParameter(f"network {name}: IPv4 or IPv6 must be enabled")
@@ -255,6 +283,8 @@ def checked(body: NetworkCreate) -> NetworkRecord:
     versions = [ip_network(pool.subnet).version for pool in given]
     if len(set(versions)) != len(versions) or (len(pools) != len(versions) and 4 in versions):
         raise Forbidden(f"network {name}: {driver} driver doesn't support multiple subnets of one IP version")
+    if versions and ipam_driver == NO_IPAM:
+        raise InvalidParameter(f"network {name}: subnet {given[0].subnet}: the IPAM driver {NO_IPAM} has no subnets")
     if 4 in versions and not enabled[4]:
         raise InvalidParameter(f"network {name}: subnet {given[0].subnet}: IPv4 is not enabled")
     record = NetworkRecord(
@@ -270,7 +300,8 @@ def checked(body: NetworkCreate) -> NetworkRecord:
         enable_ipv6=enabled[6],
         options=body.options,
         labels=body.labels,
-        ipam=IPAM(driver="default", options=body.ipam.options, config=given),
+        ipam=IPAM(driver=ipam_driver, options=body.ipam.options, config=given),
+        remote=bool(driver_plugin),
         chosen_by_user=tuple(sorted(versions)),
     )
     meant = options(record)  # raises for values that are not valid

@@ -19,6 +19,7 @@ Not here: containers on networks (`attachments.py`), the rules of a body (`netwo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Address, ip_network
@@ -28,15 +29,21 @@ import msgspec
 
 from engine import network_rules
 from engine.config import Config
-from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError
+from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
+from engine.network_rules import Subnet
 from engine.networks import bridge, endpoints, network, requested
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network
 from engine.networks.forwarding import HostServers
 from engine.networks.names import NameTable
 from engine.networks.network import BRIDGE, NetworkRecord, NetworkStore
+from engine.networks.remote import RemoteDriver
+from engine.networks.remote_endpoints import RemoteEndpoints
+from engine.networks.remote_ipam import RemoteIpam
 from engine.networks.repair import Repair
+from engine.plugins.client import Refused
+from engine.plugins.registry import Plugins
 from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Records
 from engine.system.tasks import spawn
@@ -67,7 +74,7 @@ _MOST = (1 << 64) - 1
 class Networks:
     """One engine's."""
 
-    def __init__(self, config: Config, records: Records, events: EventLog) -> None:
+    def __init__(self, config: Config, records: Records, events: EventLog, plugins: Plugins) -> None:
         if not network.BRIDGE_NAME.fullmatch(config.bridge):
             raise InvalidParameter(
                 f"bridge {config.bridge!r}: the name must be 1 to 15 letters, digits, '_', '.' or '-'"
@@ -79,6 +86,17 @@ class Networks:
         self.drivers = Drivers(config.bridge, bridge.configured_subnet(config.bridge_subnet))
         self.by_id: dict[str, Network] = {}
         """For this package to read."""
+        self.remote = RemoteDriver(plugins)
+        self.ipam = RemoteIpam(plugins)
+        self.remote_endpoints = RemoteEndpoints(
+            *(self.remote, self.ipam, records, self.workers.run),
+            *(lambda: self.drivers.kernel, config.run / "netns"),
+        )
+        """For this package, too."""
+        self._between: dict[str, Network] = {}
+        """Networks that a plugin is making or deleting, by id: no list has them, but their names
+        and subnets are taken. The plugin is called without `_changing`, as it may hang.
+        """
         self.names = NameTable()
         """For this package, too."""
         self.keeper: Keeper | None = None
@@ -132,6 +150,7 @@ class Networks:
             self.by_id[record.id] = Network(record, _options_on_load(record), routes=routes)
         default = self.get(BRIDGE)
         default.options = msgspec.structs.replace(default.options, bridge=self._default_bridge)
+        self.remote_endpoints.load()
         self.drivers.restore([*self.by_id.values()])
 
     async def settle(self) -> None:
@@ -153,6 +172,7 @@ class Networks:
         for _, going in self._going.values():
             going.cancel()
         await asyncio.gather(*(going for _, going in self._going.values()), return_exceptions=True)
+        await self.remote_endpoints.close(remove)
         await self.workers.run(self.drivers.close, [*self.by_id.values()], remove)
         self.workers.close()
 
@@ -279,8 +299,17 @@ class Networks:
         )
 
     def driver_names(self) -> list[str]:
-        """The drivers as Docker counts them: `null` is the network of containers without one."""
-        return sorted((*self.drivers.names(), "host", "null"))
+        """The drivers as Docker counts them: `null` is the network of containers without one. Of
+        the plugins those that are in use.
+        """
+        return sorted((*self.drivers.names(), "host", "null", *self.remote.active()))
+
+    def users(self, plugin: str) -> Iterator[str]:
+        """The networks that use the plugin of this name, for people."""
+        for each in (*self.by_id.values(), *self._between.values()):
+            record = each.record
+            if (record.remote and record.driver == plugin) or (record.ipam_pools and record.ipam.driver == plugin):
+                yield f"network {record.name}"
 
     # --- create and remove ------------------------------------------------------------------------
 
@@ -293,44 +322,102 @@ class Networks:
         return await uninterrupted(self._create(body, unique))
 
     async def _create(self, body: NetworkCreate, unique: bool) -> NetworkCreated:
-        async with self._changing:
-            if body.config_from.network and not body.config_only:
-                body = network.configured_by(body, self._configuration(body.config_from.network))
-            record = network.checked(body)
-            if unique:
-                self._store.check_duplicate(record.name)
-            if record.config_only:
-                made = Network(record, network.options(record), routes=False)
-                await self._store.add(record)
-                self.by_id[record.id] = made
-                self.publish(made, "create")
-                return NetworkCreated(record.id, "")
-            warning = self._store.warning(record.name)
-            made = Network(record, network.options(record), routes=self.drivers.routes(record.driver))
-            if made.options.bridge and any(made.bridge == each.bridge for each in self.by_id.values()):
-                raise Forbidden(f"network {record.name}: bridge name {made.bridge} is already used by another network")
-            for each in self.by_id.values():
-                if made.options.parent and made.options.parent == each.options.parent:
-                    raise Forbidden(
-                        f"network {record.name}: network {each.record.name} is already using parent interface "
-                        f"{made.options.parent}"
-                    )
-            # those of a swarm's networks are never routed by the host, as in Docker
-            local = [each for each in self.by_id.values() if each.overlay is None]
-            subnets = [pool.subnet for each in local for pool in each.pools.values()]
-            await self._out_of_the_way(made)
-            try:
-                await self.workers.run(self.drivers.make, made, subnets)
-            except OSError as error:
-                raise ServerError(f"network {record.name}: {error.strerror or error}") from error
-            try:
-                await self._store.add(made.record)
-            except BaseException:
-                await self.workers.run(self.drivers.unmake, made)
-                raise
-            self.by_id[record.id] = made
+        if body.config_from.network and not body.config_only:
+            body = network.configured_by(body, self._configuration(body.config_from.network))
+        driver, ipam = network.plugins(body)
+        try:
+            driver = (await self.remote.get(driver)).name if driver else ""
+            ipam = (await self.ipam.get(ipam)).name if ipam else ""
+        except EngineError as error:
+            raise type(error)(f"network {body.name[:100]}: {error.message}") from error
+        record = network.checked(body, driver, ipam)
+        async with contextlib.AsyncExitStack() as undo:
+            space = "LocalDefault"
+            if ipam:
+                record, space = await self.ipam.request_pools(record, undo)
+            async with self._changing:
+                if unique:
+                    self._check_duplicate(record.name)
+                warning = "" if record.config_only else self._store.warning(record.name)
+                made = Network(record, network.options(record), routes=self.drivers.routes(record.driver))
+                if not record.config_only:
+                    await self._make(made)
+                if record.remote:
+                    self._between[record.id] = made
+                    undo.callback(self._between.pop, record.id)
+                else:
+                    await self._add(made)
+            if record.remote:
+                await self._create_remote(made, space)
+                del self._between[record.id]
+            undo.pop_all()
         self.publish(made, "create")
         return NetworkCreated(record.id, warning)
+
+    def _check_duplicate(self, name: str) -> None:
+        """Raises Conflict."""
+        self._store.check_duplicate(name)
+        if any(each.record.name == name for each in self._between.values()):
+            raise Conflict(f"network with name {name} already exists")
+
+    async def _make(self, made: Network) -> None:
+        """Choose what its record lacks, and make its links."""
+        record = made.record
+        if made.options.bridge and any(made.bridge == each.bridge for each in self.by_id.values()):
+            raise Forbidden(f"network {record.name}: bridge name {made.bridge} is already used by another network")
+        for each in self.by_id.values():
+            if made.options.parent and made.options.parent == each.options.parent:
+                raise Forbidden(
+                    f"network {record.name}: network {each.record.name} is already using parent interface "
+                    f"{made.options.parent}"
+                )
+        await self._out_of_the_way(made)
+        try:
+            await self.workers.run(self.drivers.make, made, self._subnets(record))
+        except OSError as error:
+            raise ServerError(f"network {record.name}: {error.strerror or error}") from error
+
+    def _subnets(self, record: NetworkRecord) -> list[Subnet]:
+        """The subnets that those of the network must not overlap."""
+        if _apart(record):
+            return []
+        # those of a swarm's networks are never routed by the host, as in Docker
+        local = [
+            each
+            for each in (*self.by_id.values(), *self._between.values())
+            if each.overlay is None and not _apart(each.record)
+        ]
+        return [pool.subnet for each in local for pool in each.pools.values()]
+
+    async def _add(self, made: Network) -> None:
+        """Let lookups find a network that was made; a failure unmakes it."""
+        try:
+            await self._store.add(made.record)
+        except BaseException:
+            if not made.record.config_only:
+                await self.workers.run(self.drivers.unmake, made)
+            raise
+        self.by_id[made.record.id] = made
+
+    async def _create_remote(self, made: Network, space: str) -> None:
+        """Have the network's plugin make it, without `_changing`."""
+        try:
+            await self.remote.create_network(made.record, space)
+            async with self._changing:
+                await self._store.add(made.record)
+                self.by_id[made.record.id] = made
+        except Refused:
+            raise
+        except BaseException:  # the plugin may have made it
+            await self._delete_remote(made.record)
+            raise
+
+    async def _delete_remote(self, record: NetworkRecord) -> None:
+        """Have the plugin delete a network. A failure is logged, as in Docker."""
+        try:
+            await self.remote.delete_network(record)
+        except EngineError as error:
+            _log.warning("%s", error.message)
 
     def _configuration(self, name: str) -> NetworkRecord:
         """Raises NotFound."""
@@ -372,17 +459,11 @@ class Networks:
         await uninterrupted(self._remove(text))
 
     async def _remove(self, text: str) -> None:
+        found = self._removable(text)
+        await self._check_plugins(found.record)
         async with self._changing:
-            found = self.get(text)
+            found = self._removable(text)
             record = found.record
-            if record.predefined:
-                raise Forbidden(f"{record.name} is a pre-defined network and cannot be removed")
-            if found.overlay is not None:
-                raise Forbidden(f"network {record.name} is the swarm's: its managers remove it")
-            if found.sandboxes:
-                raise Forbidden(f"network {record.name} id {record.id} has active endpoints")
-            if self._configures(record):
-                raise Forbidden(f"configuration network {record.name!r} is in use")
             del self.by_id[record.id]
             try:
                 await self._store.remove(record)
@@ -392,13 +473,51 @@ class Networks:
             if record.config_only:
                 self.publish(found, "destroy")
                 return
-            driver = self.drivers.of(found)
-            if driver.slow_to_unmake(found):
+            if record.remote:
+                self._between[record.id] = found
+            elif (driver := self.drivers.of(found)).slow_to_unmake(found):
                 task = spawn(self._take_down(found), f"network {record.name}: removal of its links")
                 self._going[record.id] = found, task
             else:
                 await self.workers.run(driver.unmake, found)
+        try:
+            if record.remote or record.ipam_pools:
+                await self.remote_endpoints.give_up(record.id)
+            if record.remote:
+                await self._delete_remote(record)
+        finally:
+            self._between.pop(record.id, None)
+        if record.ipam_pools:
+            await self.ipam.release_pools(record)
         self.publish(found, "destroy")
+
+    def _removable(self, text: str) -> Network:
+        """Raises NotFound, Forbidden."""
+        found = self.get(text)
+        record = found.record
+        if record.predefined:
+            raise Forbidden(f"{record.name} is a pre-defined network and cannot be removed")
+        if found.overlay is not None:
+            raise Forbidden(f"network {record.name} is the swarm's: its managers remove it")
+        if found.sandboxes:
+            raise Forbidden(f"network {record.name} id {record.id} has active endpoints")
+        if self._configures(record):
+            raise Forbidden(f"configuration network {record.name!r} is in use")
+        return found
+
+    async def _check_plugins(self, record: NetworkRecord) -> None:
+        """A network whose plugin does not exist, or is disabled, is not removed, as in Docker: the
+        plugin would keep what it has for it.
+
+        Raises ServerError: clients take 404 for a network that does not exist.
+        """
+        try:
+            if record.remote:
+                await self.remote.get(record.driver)
+            if record.ipam_pools:
+                await self.ipam.get(record.ipam.driver)
+        except EngineError as error:
+            raise ServerError(f"network {record.name} cannot be removed: {error.message}") from error
 
     def _configures(self, record: NetworkRecord) -> bool:
         """True if another network has its configuration from this one."""
@@ -433,6 +552,13 @@ class Networks:
         """An event of this network, with Docker's attributes."""
         record = found.record
         self._events.publish("network", action, record.id, {**attributes, "name": record.name, "type": record.driver})
+
+
+def _apart(record: NetworkRecord) -> bool:
+    """True if the host has neither links nor addresses of the network: its subnets may overlap
+    others.
+    """
+    return record.remote and bool(record.ipam_pools)
 
 
 def _resource(name: str, settings: EndpointSettings) -> wire.EndpointResource:

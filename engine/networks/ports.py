@@ -135,7 +135,7 @@ def check(exposed: Iterable[str], bindings: Mapping[str, Sequence[PortBinding] |
     """Raises InvalidParameter for settings that `wanted` could not read."""
     for text in exposed:
         parse(text, "ExposedPorts")
-    for _ in _bindings(bindings):
+    for _ in each_binding(bindings):
         pass
 
 
@@ -156,7 +156,7 @@ def wanted(
     anywhere = (default_ip,) if default_ip else ANY[not ipv4 : 2 if ipv6 else 1]
     asked = [
         Wanted(port, protocol, (host_ip,) if host_ip else anywhere, first, last)
-        for port, protocol, host_ip, first, last in _bindings(bindings)
+        for port, protocol, host_ip, first, last in each_binding(bindings)
     ]
     if publish_all:
         bound = {(each.port, each.protocol) for each in asked}
@@ -186,7 +186,7 @@ def _run(neighbours: list[Wanted]) -> Wanted:
     return first if len(neighbours) == 1 else msgspec.structs.replace(first, count=len(neighbours))
 
 
-def _bindings(bindings: Mapping[str, Sequence[PortBinding] | None]) -> Iterator[tuple[int, str, str, int, int]]:
+def each_binding(bindings: Mapping[str, Sequence[PortBinding] | None]) -> Iterator[tuple[int, str, str, int, int]]:
     """(port, protocol, host_ip, first, last) of each.
 
     Ranges of equal length are paired one by one.

@@ -54,9 +54,14 @@ def driver_options(name: str, given: Mapping[str, str] | None) -> DriverOptions:
     """
     found = own_options(given or {})
     link = found.get(IFNAME, "")
-    if link and (not _LINK_NAME.fullmatch(link) or link in (".", "..", "lo", "all", "default")):
+    if link and not is_link_name(link):
         raise InvalidParameter(f"network {name}: {IFNAME}: {link[:100]!r} is not a name for an interface")
     return DriverOptions(link, tuple(_sysctls(name, found.get(SYSCTLS, ""))), bool(found.get(DATAGRAMS)))
+
+
+def is_link_name(text: str) -> bool:
+    """True if a container's interface may have this name."""
+    return _LINK_NAME.fullmatch(text) is not None and text not in (".", "..", "lo", "all", "default")
 
 
 def _sysctls(name: str, text: str) -> Iterator[tuple[str, str]]:

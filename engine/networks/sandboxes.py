@@ -26,7 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import NamedTuple
 
 from engine.errors import EngineError, InvalidParameter
@@ -258,6 +258,19 @@ def route(namespace: int, gateways: Iterable[IPv4Address | IPv6Address]) -> None
     """Set the default routes of a namespace to these gateways, replacing those it has."""
     with _inside(namespace) as inside:
         inside.apply(*(rtnl.add_default_route(gateway, replace=True) for gateway in gateways))
+
+
+def add_routes(
+    namespace: int,
+    name: str,
+    routes: Iterable[tuple[IPv4Network | IPv6Network, IPv4Address | IPv6Address | None]],
+) -> None:
+    """Add routes by a link, which is up: destination, and next hop or None."""
+    with _inside(namespace) as inside:
+        link = inside.link(name)
+        if link is None:
+            raise NetlinkError(errno.ENODEV, f"{name} is not in its namespace")
+        inside.apply(*(rtnl.add_route(to, link.ifindex, via) for to, via in routes))
 
 
 def names(namespace: int) -> set[str]:

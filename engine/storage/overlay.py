@@ -338,6 +338,11 @@ class OverlaySnapshots:
         _make(path / "diff", model)
         path.joinpath("work").mkdir(mode=0o700)
 
+    def parent(self, key: str) -> str | None:
+        """See `Snapshots.parent`."""
+        snapshot = self._snapshots.get(key)
+        return None if snapshot is None else snapshot.parent
+
     async def take(self, key: str) -> Ingest:
         """See `Snapshots.take`."""
         async with self._lock(key):

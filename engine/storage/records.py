@@ -4,13 +4,14 @@ file contains whole transactions only.
 ```
 ROOT/
   state.db               this module: table record(kind, key, value, checksum), one row per
-                         container, image, layer, snapshot, network, volume
+                         container, image, layer, snapshot, network, volume, plugin
   state.db-room          disk space of state.db while the engine is stopped (room.py)
   content/sha256/<hex>   blobs by digest: configs, manifests (content.py)
   layers/<n>/diff        an extracted image layer, or a container's upper directory (overlay.py)
   layers/<n>/work        the work directory that overlayfs needs beside an upper directory
   containers/<id>/       log, hosts, hostname, resolv.conf, OCI bundle (containers)
   volumes/<name>/_data   named volumes (volumes)
+  plugins/<id>/          output, OCI bundle and PropagatedMount of managed plugins (plugins/managed)
   build/caches/<name>/   directories of RUN --mount=type=cache (build/caches.py)
   tmp/                   bodies being received, as unnamed files if the file system has O_TMPFILE;
                          emptied at start

@@ -130,6 +130,9 @@ class Snapshots(Protocol):
         back to the disk when it is unmounted. Raises Conflict if the key is in use.
         """
 
+    def parent(self, key: str) -> str | None:
+        """The chain_id that a snapshot is on, "" for an empty one; None for an unknown key."""
+
     async def take(self, key: str) -> Ingest:
         """Unmount a snapshot on which no container runs, and make an ingest of its changes where
         they lie. The snapshot is gone then, and the caller retains its parent.

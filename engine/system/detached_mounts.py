@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from engine.errors import ServerError, reason
-from engine.system import mounts
+from engine.system import files, mounts
 from engine.system.threads import submit
 
 T = TypeVar("T")
@@ -58,9 +58,10 @@ class _Attributes(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("attr_set", "attr_clr", "propagation", "userns_fd"))
 
 
-def clone(source: Path | str | int, *, recursive: bool = False) -> int:
+def clone(source: Path | str | int, *, recursive: bool = False, peer: bool = False) -> int:
     """A detached private copy of the mount at a path or descriptor. With `recursive` the mounts
-    below it are copied too.
+    below it are copied too. With `peer` the copy of a shared mount stays its peer: later mounts
+    below one appear below the other.
 
     The caller closes it. Raises ServerError, FileNotFoundError when there is no such path.
     """
@@ -72,6 +73,8 @@ def clone(source: Path | str | int, *, recursive: bool = False) -> int:
         if isinstance(error, FileNotFoundError):
             raise error
         raise ServerError(f"copying the mount {source}: {reason(error)}") from error
+    if peer:
+        return tree
     try:
         # A copy of a shared mount is its peer: mounts on one would propagate to the other.
         _set(tree, 0, recursive=recursive, propagation=mounts.MS_PRIVATE)
@@ -81,20 +84,20 @@ def clone(source: Path | str | int, *, recursive: bool = False) -> int:
     return tree
 
 
-def clone_within(namespace: int, descriptor: int) -> int:
+def clone_within(namespace: int, descriptor: int, *, recursive: bool = False) -> int:
     """As `clone`, for a descriptor in another mount namespace. `namespace` is that namespace's
     descriptor.
 
     A new thread enters the namespace.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
-        return thread.submit(_clone_within, namespace, descriptor).result()
+        return thread.submit(_clone_within, namespace, descriptor, recursive).result()
 
 
-def _clone_within(namespace: int, descriptor: int) -> int:
+def _clone_within(namespace: int, descriptor: int, recursive: bool) -> int:
     mounts.own_directory()  # setns(2) refuses a thread that shares it
     _enter(namespace)
-    return clone(descriptor)
+    return clone(descriptor, recursive=recursive)
 
 
 def attach(tree: int, target: Path | str | int) -> None:
@@ -159,6 +162,37 @@ def make_private(directory: Path) -> None:
             os.close(tree)
     mounts.mount("", directory, flags=mounts.MS_PRIVATE)  # under a shared mount it became shared
     place_beside(directory).mkdir(mode=0o700, exist_ok=True)
+
+
+def make_shared(directory: Path) -> None:
+    """Make `directory` a shared mount: what is mounted below it appears in its slaves. Mounts that
+    are directly below it already come with it.
+    """
+    directory.mkdir(mode=0o711, exist_ok=True)
+    below = files.open_directory(directory)
+    try:
+        if not is_mount(directory):
+            tree = clone(below, recursive=True)
+            try:
+                attach(tree, directory)
+            finally:
+                os.close(tree)
+            # The originals would be hidden, and keep their mount points from being removed.
+            for name in os.listdir(below):
+                if is_mount(f"/proc/self/fd/{below}/{name}"):
+                    detach(f"/proc/self/fd/{below}/{name}")
+        mounts.mount("", directory, flags=mounts.MS_SHARED)
+    finally:
+        os.close(below)
+
+
+def remove_shared(directory: Path) -> None:
+    """Undo `make_shared`, and remove the directory; not while anything is in it."""
+    if is_mount(directory) and not os.listdir(directory):
+        # Not lazily: something may just be mounted below it, and this fails then.
+        _libc.umount2(os.fsencode(directory), _UMOUNT_NOFOLLOW)
+    with contextlib.suppress(OSError):  # in use, or missing
+        directory.rmdir()
 
 
 class Tree(NamedTuple):

@@ -191,6 +191,10 @@ class Content(NamedTuple):
     """Where a plugin has mounted it; empty for a volume of this driver."""
     subpath: str = ""
     """The part that is wanted, relative to it; empty: all of it."""
+    tree: int = -1
+    """A detached mount of all of it, for a volume that the host does not see. The descriptor stays
+    the caller's.
+    """
 
 
 class LocalDriver:
@@ -457,21 +461,24 @@ class LocalDriver:
         found: dict[str, str] = {}
         for index, (destination, content) in enumerate(wanted.items()):
             target = f"{directory}/{index}"
-            descriptor = self._open_content(content)
-            try:
-                if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-                    os.mkdir(target, 0o700)
-                else:
-                    os.mknod(target, 0o600)
-                tree = detached_mounts.clone(descriptor, recursive=True)
-            finally:
-                os.close(descriptor)
-            try:
-                detached_mounts.attach(tree, target)
-            finally:
-                os.close(tree)
+            if content.tree < 0:
+                self._place_part(content, target)
+            elif content.subpath:
+                whole = f"{target}.whole"
+                _attach(content.tree, whole)
+                self._place_part(content._replace(path=whole), target)
+            else:
+                _attach(content.tree, target)
             found[destination] = target
         return found
+
+    def _place_part(self, content: Content, target: str) -> None:
+        with contextlib.ExitStack() as opened:
+            descriptor = self._open_content(content)
+            opened.callback(os.close, descriptor)
+            tree = detached_mounts.clone(descriptor, recursive=True)
+            opened.callback(os.close, tree)
+            _attach(tree, target)
 
     async def open_content(self, content: Content) -> int:
         """A descriptor (O_PATH) of it, including a mount on it. The caller closes it."""
@@ -556,3 +563,12 @@ class LocalDriver:
             sources.populate(name, source, target)
         finally:
             os.close(target)
+
+
+def _attach(tree: int, target: str) -> None:
+    """Attach a detached mount at `target`, which is made: a directory, or a file for a file."""
+    if stat.S_ISDIR(os.fstat(tree).st_mode):
+        os.mkdir(target, 0o700)
+    else:
+        os.mknod(target, 0o600)
+    detached_mounts.attach(tree, target)

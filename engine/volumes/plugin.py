@@ -1,4 +1,4 @@
-"""The volume driver that calls a plugin (plugins/protocol.py).
+"""The volume driver that calls a plugin (engine/plugins).
 
 Rules: Docker's documentation, "Docker volume plugins"; messages as its client words them.
 Raises: NotFound for a driver that does not exist, ServerError for one that fails.
@@ -11,7 +11,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
-from engine.plugins.protocol import Plugin, Plugins
+from engine.plugins.client import Plugin, Refused
+from engine.plugins.registry import Plugins
 from engine.volumes import local, views
 from engine.wire.volumes import PluginVolume, Volume, VolumeAnswer
 
@@ -26,10 +27,27 @@ class PluginDriver:
         self.scope = "local"
         self.plugin = plugin
 
+    @property
+    def managed(self) -> bool:
+        """True if the engine runs the plugin: it mounts volumes where the host does not see them,
+        so they are used by their `tree`.
+        """
+        return self.plugin.managed is not None
+
+    async def tree(self, name: str, path: str) -> int:
+        """A detached copy of the mounts at a path that `mount` has returned, or below it. The
+        caller closes it.
+        """
+        assert self.plugin.managed is not None
+        try:
+            return await self.plugin.managed.tree(path)
+        except EngineError as error:
+            raise type(error)(f"mount {name}: {error.message}") from error
+
     async def learn_scope(self) -> None:
         """Ask for the scope. A plugin without this call is local, as in Docker."""
         with contextlib.suppress(EngineError):
-            found = (await self.plugin.call(f"{_KIND}.Capabilities", VolumeAnswer)).capabilities
+            found = (await self.plugin.call(f"{_KIND}.Capabilities", VolumeAnswer, {})).capabilities
             self.scope = "global" if found is not None and found.scope.lower() == "global" else "local"
 
     def check(self, name: str, options: Mapping[str, str]) -> None:
@@ -84,10 +102,24 @@ class PluginDriver:
             raise NotFound(f"get {name}: no such volume")
         return found
 
+    async def has(self, name: str) -> bool:
+        """False if the plugin answers that it has no such volume, whose reason it may not state.
+        Raises ServerError when it does not answer.
+        """
+        try:
+            found = (await self.plugin.call(f"{_KIND}.Get", VolumeAnswer, {"Name": name})).volume
+        except Refused:
+            return False
+        except NotFound:  # a plugin without this call
+            return True
+        except EngineError as error:
+            raise ServerError(f"get {name}: {error.message}") from error
+        return found is not None and found.name in ("", name)
+
     async def list(self) -> Sequence[PluginVolume]:
         """Its volumes. Raises ServerError `list DRIVER: reason`."""
         try:
-            found = (await self.plugin.call(f"{_KIND}.List", VolumeAnswer)).volumes or ()
+            found = (await self.plugin.call(f"{_KIND}.List", VolumeAnswer, {})).volumes or ()
         except EngineError as error:
             raise ServerError(f"list {self.name}: {error.message}") from error
         return [each for each in found if each.name]
@@ -112,27 +144,34 @@ class PluginDrivers:
             plugin = await self._plugins.get(name, _KIND)
         except EngineError as error:
             raise type(error)(f"error looking up volume plugin {name}: {error.message}") from error
-        driver = self._drivers.get(name)
+        driver = self._drivers.get(plugin.name)
         if driver is None or driver.plugin is not plugin:
             driver = PluginDriver(plugin)
             await driver.learn_scope()
-            self._drivers[name] = driver
+            self._drivers[plugin.name] = driver
         return driver
+
+    def full_name(self, name: str) -> str:
+        """The driver as records name it: `NAME:TAG` for a managed plugin."""
+        managed = self._plugins.find_managed(name)
+        return managed.name if managed is not None else name
 
     def active(self) -> list[str]:
         return self._plugins.active(_KIND)
 
     async def names(self) -> list[str]:
-        """All plugins of this host, of any kind."""
-        return await self._plugins.names()
+        """All plugins that may be volume drivers."""
+        return await self._plugins.names(_KIND)
 
     async def listed(self) -> tuple[dict[str, Volume], list[str]]:
         """The volumes that plugins list, and an error for each plugin that does not answer."""
-        names = await self._plugins.names()
+        names = await self.names()
         answers = await asyncio.gather(*(self._listed(name) for name in names), return_exceptions=True)
         found: dict[str, Volume] = {}
         warnings: list[str] = []
         for answer in answers:
+            if isinstance(answer, NotFound):
+                continue  # a plugin of another kind
             if isinstance(answer, EngineError):
                 warnings.append(answer.message)
             elif isinstance(answer, BaseException):
@@ -148,14 +187,14 @@ class PluginDrivers:
         return driver, await driver.list()
 
     async def find(self, name: str) -> tuple[PluginDriver, PluginVolume] | None:
-        """A volume that was created outside the engine: asks each plugin, the first that knows it
-        wins.
+        """A volume that was created outside the engine: asks all plugins, and of those that know it
+        the first by name wins.
         """
-        for each in await self._plugins.names():
-            with contextlib.suppress(EngineError):
-                driver = await self.get(each)
-                return driver, await driver.get(name)
-        return None
+        answers = await asyncio.gather(*(self._known(each, name) for each in await self.names()))
+        return next(filter(None, answers), None)
 
-    async def close(self) -> None:
-        await self._plugins.close()
+    async def _known(self, plugin: str, name: str) -> tuple[PluginDriver, PluginVolume] | None:
+        with contextlib.suppress(EngineError):
+            driver = await self.get(plugin)
+            return driver, await driver.get(name)
+        return None

@@ -35,7 +35,7 @@ import msgspec
 from engine.config import Config
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError, Unavailable
 from engine.events import EventLog
-from engine.plugins.protocol import Plugins
+from engine.plugins.registry import Plugins
 from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Change, Records
 from engine.system.threads import whole
@@ -93,14 +93,13 @@ class Claim:
 class VolumeStore:
     """All volumes of one engine."""
 
-    def __init__(self, config: Config, records: Records, events: EventLog) -> None:
+    def __init__(self, config: Config, records: Records, events: EventLog, plugins: Plugins) -> None:
         self._records = records
         self._table = records.table("volume", VolumeRecord)
         self._events = events
         self._local = LocalDriver(config.root / "volumes", config.run / "volumes")
-        self._plugins = PluginDrivers(
-            Plugins((*config.plugin_sockets, config.run / "plugins"), config.plugin_specs, config.plugin_timeout)
-        )
+        self._plugins = PluginDrivers(plugins)
+        plugins.users.append(self._made_by)
         self._volumes: dict[str, VolumeRecord] = {}
         self._users: dict[str, dict[str, None]] = {}
         """Volume → ids of the containers that use it, running or not."""
@@ -141,12 +140,14 @@ class VolumeStore:
         await self._local.sweep({name for name, record in self._volumes.items() if record.options})
 
     async def close(self) -> None:
-        await self._plugins.close()
         await self._local.close()
 
     def drivers(self) -> list[str]:
         """Names of the drivers that have been used."""
         return [local.NAME, *self._plugins.active()]
+
+    def _made_by(self, driver: str) -> list[str]:
+        return [f"volume {name}" for name, record in self._volumes.items() if record.driver == driver]
 
     async def known_drivers(self) -> list[str]:
         """Names of the drivers that a volume may have: plugins that have not been used are not
@@ -209,25 +210,48 @@ class VolumeStore:
                     raise
                 await self._keep(record)
             self._events.publish("volume", "create", name, {"driver": record.driver})
-            return await self.get(name) if record.driver != local.NAME else self._view(record)
+            with contextlib.suppress(EngineError):
+                return await self.get(name)
+            return self._view(record)  # a plugin that does not show what it has made
 
     async def _existing(self, name: str, driver: str) -> VolumeRecord | None:
         """The volume of that name, if it has that driver.
 
-        One that only a plugin knows gets a record.
+        One that only a plugin knows gets a record. One that its plugin has lost counts as none: a
+        new one takes its record. Raises Conflict if a container uses it.
         """
         record = self._volumes.get(name)
+        if record is not None and await self._is_lost(record):
+            if name in self._users:
+                raise Conflict(
+                    f"found references to volume '{name}' in driver '{record.driver}' but the volume was not found in "
+                    "the driver -- you may need to remove containers referencing this volume or force remove the "
+                    "volume to re-create it"
+                )
+            record = None
         if record is None and driver != local.NAME and (found := await self._plugins.find(name)):
             plugin, volume = found
-            if driver in ("", plugin.name):
+            if not driver or self._plugins.full_name(driver) == plugin.name:
                 record = VolumeRecord(
                     name=name, driver=plugin.name, created=time.time_ns(), path=volume.mountpoint or ""
                 )
                 await self._records.commit(self._table.put(name, record))
                 self._volumes[name] = record
-        if record is not None and driver and driver != record.driver:
+        if (
+            record is not None
+            and driver not in ("", record.driver)
+            and self._plugins.full_name(driver) != record.driver
+        ):
             raise Conflict(f"A volume named {name} already exists. Choose a different volume name.")
         return record
+
+    async def _is_lost(self, record: VolumeRecord) -> bool:
+        """Its plugin answers that it does not have it."""
+        if record.driver == local.NAME:
+            return False
+        with contextlib.suppress(EngineError):
+            return not await (await self._plugins.get(record.driver)).has(record.name)
+        return False
 
     @whole
     async def remove(self, name: str, *, force: bool = False) -> None:
@@ -408,10 +432,11 @@ class VolumeStore:
         user = _user(container_id, point)
         path = await driver.mount(name, record.options, user)
         try:
-            if record.driver == local.NAME:
-                await self._local.populate(name, source, staged=False)
+            if isinstance(driver, PluginDriver):
+                async with self._visible(driver, name, path) as target:
+                    await asyncio.to_thread(sources.populate_path, name, source, target)
             else:
-                await asyncio.to_thread(sources.populate_path, name, source, path)
+                await self._local.populate(name, source, staged=False)
         finally:
             await driver.unmount(name, user)
 
@@ -445,7 +470,12 @@ class VolumeStore:
                     path = await driver.mount(record.name, record.options, _user(container_id, point))
                 done.append(point)
                 subpath = subpaths.get(point.destination, "")
-                if record.driver == local.NAME:
+                if isinstance(driver, PluginDriver) and driver.managed:
+                    tree = await driver.tree(record.name, path)
+                    # the last close of a mount waits for an RCU grace period
+                    borrowed.push_async_callback(asyncio.to_thread, os.close, tree)
+                    to_place[point.destination] = Content(record.name, subpath=subpath, tree=tree)
+                elif record.driver == local.NAME:
                     to_place[point.destination] = Content(record.name, subpath=subpath)
                 elif subpath:
                     to_place[point.destination] = Content(record.name, path, subpath)
@@ -479,21 +509,24 @@ class VolumeStore:
         return record, await self._driver(record.driver, f"mount {name}")
 
     async def unmount(self, container_id: str, points: Sequence[MountPoint]) -> None:
-        """Unmount its volumes.
+        """Unmount its volumes, all at once: a plugin that hangs delays the end of the container by
+        one time limit.
 
         A failure is logged: the container has ended, whatever a driver reports.
         """
-        for point in points:
-            record = self._volumes.get(point.name) if isinstance(point.name, str) else None
-            if record is None:
-                continue
-            try:
-                driver = await self._driver(record.driver, f"unmount {record.name}")
-                async with self._lock(record.name):
-                    await driver.unmount(record.name, _user(container_id, point))
-            except EngineError as error:
-                _log.warning("container %s: %s", container_id, error.message)
-            self._events.publish("volume", "unmount", record.name, {"container": container_id, "driver": record.driver})
+        named = [(point, self._volumes.get(point.name)) for point in points if isinstance(point.name, str)]
+        unmounts = [self._unmount(container_id, point, record) for point, record in named if record is not None]
+        if unmounts:
+            await asyncio.gather(*unmounts)
+
+    async def _unmount(self, container_id: str, point: MountPoint, record: VolumeRecord) -> None:
+        try:
+            driver = await self._driver(record.driver, f"unmount {record.name}")
+            async with self._lock(record.name):
+                await driver.unmount(record.name, _user(container_id, point))
+        except EngineError as error:
+            _log.warning("container %s: %s", container_id, error.message)
+        self._events.publish("volume", "unmount", record.name, {"container": container_id, "driver": record.driver})
 
     @contextlib.asynccontextmanager
     async def opened(
@@ -517,9 +550,25 @@ class VolumeStore:
                     where = Content(record.name, subpath=subpaths.get(point.destination, ""))
                     if record.driver == local.NAME:
                         found.append((point, await self._local.open_content(where)))
-                if record.driver != local.NAME:
+                if isinstance(driver, PluginDriver):
+                    path = await stack.enter_async_context(self._visible(driver, record.name, path))
                     found.append((point, await self._local.open_content(where._replace(path=path))))
             yield found
+
+    @contextlib.asynccontextmanager
+    async def _visible(self, driver: PluginDriver, name: str, path: str) -> AsyncIterator[str]:
+        """A path of this host for the path where a plugin has mounted a volume."""
+        if not driver.managed:
+            yield path
+            return
+        place = secrets.token_hex(16)
+        tree = await driver.tree(name, path)
+        try:
+            places = await self._local.place(place, {name: Content(name, tree=tree)})
+            yield places[name]
+        finally:
+            self._local.leave_places(place)
+            await asyncio.to_thread(os.close, tree)
 
     async def _leave(self, record: VolumeRecord, driver: Driver, user: str) -> None:
         try:
@@ -605,7 +654,7 @@ class VolumeStore:
                 path = await maker.path(name)
         return VolumeRecord(
             name=name,
-            driver=driver,
+            driver=maker.name,
             options=options,
             labels=labels,
             created=time.time_ns(),

@@ -131,7 +131,7 @@ def test_json_body_over_its_limit(engine: TempEngine) -> None:
         b"POST /v1.24/containers/create HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         b"Content-Length: 1000000000\r\n\r\n{"
     )
-    assert message(answer, 400)
+    assert message(answer, 413)
     assert engine.containers() == []
 
 

@@ -219,8 +219,8 @@ def test_duplicates(engine: TempEngine) -> None:
     ("fields", "status", "words"),
     [
         ({"Name": ""}, 400, "invalid network name"),
-        ({"Driver": "nothere"}, 404, "plugin not found"),
-        ({"IPAM": {"Driver": "nothere"}}, 404, "plugin not found"),
+        ({"Driver": "nothere"}, 404, 'plugin "nothere" not found'),
+        ({"IPAM": {"Driver": "nothere"}}, 404, 'plugin "nothere" not found'),
         ({"IPAM": pools({"Subnet": "10.1.2.3"})}, 400, "network bad: subnet: invalid CIDR address: '10.1.2.3'"),
         (
             {"IPAM": pools({"Subnet": "10.230.0.0/24", "Gateway": "10.230.1.1"})},
@@ -238,7 +238,7 @@ def test_duplicates(engine: TempEngine) -> None:
 )
 def test_bad_creates_change_nothing(engine: TempEngine, fields: dict[str, Any], status: int, words: str) -> None:
     create(engine, "there", IPAM=pools({"Subnet": "10.229.0.0/16"}))
-    before, links = engine.request("GET", "/v1.24/networks").body, own_bridges(engine)
+    before, links = engine.request("GET", "/v1.24/networks/").body, own_bridges(engine)
     answer = engine.request("POST", "/v1.24/networks/create", {"Name": "bad"} | fields)
     assert answer.status == status, answer
     assert words in answer.json()["message"]

@@ -126,7 +126,7 @@ def test_subnets_have_no_host_bits(engine: TempEngine) -> None:
         ({"EnableIPv4": False}, 400, "IPv4 or IPv6 must be enabled"),
         ({"Driver": "ipvlan", "Options": {"parent": "nothere0"}}, 400, "parent link 'nothere0' does not exist"),
         ({"Driver": "overlay"}, 503, "This node is not a swarm manager"),
-        ({"Driver": "weave"}, 404, "plugin not found"),
+        ({"Driver": "weave"}, 404, 'plugin "weave" not found'),
     ],
 )
 def test_bad_creates(engine: TempEngine, fields: dict[str, Any], status: int, words: str) -> None:

@@ -50,3 +50,14 @@ def test_renames_that_are_refused(engine: TempEngine) -> None:
     engine.create("true", name="two")
     for name, status in (("", 400), ("one", 400), ("two", 409), ("a/b", 400)):
         assert engine.request("POST", f"/containers/{identifier}/rename?name={name}").status == status, name
+
+
+def test_an_engine_with_experimental_features_says_so() -> None:
+    with TempEngine("--experimental") as engine:
+        assert engine.request("GET", "/_ping").headers["docker-experimental"] == "true"
+        version, info = engine.request("GET", "/version").json(), engine.request("GET", "/info").json()
+        assert (version["Experimental"], info["ExperimentalBuild"]) == (True, True)
+        assert version["Components"][0]["Details"]["Experimental"] == "true"
+        assert "true" in engine.docker("version", "--format", "{{.Server.Experimental}}").line
+        answer = engine.request("POST", "/build?squash=1&remote=x")
+        assert (answer.status, answer.message) == (501, "squash: this engine does not merge the layers of an image")

@@ -53,7 +53,7 @@ def test_ping(engine: TempEngine, method: str) -> None:
         ("GET", "/v1.55/nothing", 404),
         ("POST", "/v1.55/auth", 400),
         ("GET", "/v1.55/services", 503),
-        ("POST", "/v1.55/plugins/pull", 501),
+        ("POST", "/v1.55/plugins/pull", 400),
         ("GET", "/v1.55/plugins/x/json", 404),
         ("GET", "/v1.55/containers/x/checkpoints", 501),
         ("POST", "/v1.55/containers/x/checkpoints", 501),

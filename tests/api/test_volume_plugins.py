@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,6 +194,30 @@ def test_a_plugin_that_does_not_answer(plugin: VolumePlugin, engine: TempEngine)
     assert engine.request("GET", "/v1.24/volumes").json()["Warnings"] == []
 
 
+def test_unmounts_that_hang_delay_an_end_once(plugin: VolumePlugin, engine: TempEngine) -> None:
+    binds = [f"v{number}:/v{number}" for number in range(6)]
+    container = engine.started("sleep", "600", host={"Binds": binds, "VolumeDriver": "far"})
+    plugin.delays["VolumeDriver.Unmount"] = 60
+    begin = time.monotonic()
+    assert engine.request("DELETE", f"/v1.24/containers/{container}?force=1").status == 204
+    assert time.monotonic() - begin < 5 * 4 and len(plugin.names("Unmount")) == 6
+
+
+def test_engined_stop_does_not_wait_for_an_unmount_that_began_before() -> None:
+    with TempEngine("--plugin-timeout", "600") as own:
+        own.load_busybox()
+        with contextlib.closing(VolumePlugin(own.base / "far")) as plugin:
+            plugin.listen(own.run / "plugins" / "far.sock")
+            container = own.started("sleep", "600", host={"Binds": ["v:/v", "w:/w"], "VolumeDriver": "far"})
+            plugin.delays["VolumeDriver.Unmount"] = 600
+            own.post(f"/containers/{container}/stop?t=0")
+            until("it unmounts", lambda: plugin.names("Unmount"))
+            begin = time.monotonic()
+            own.stop()
+            assert time.monotonic() - begin < 45
+            own.assert_gone()
+
+
 def test_a_socket_without_a_server(engine: TempEngine, plugged: TempEngine) -> None:
     dead = VolumePlugin(plugged.base / "dead")
     dead.listen(plugged.base / "sockets" / "dead.sock")
@@ -240,7 +266,7 @@ def test_files_name_plugins(engine: TempEngine, plugged: TempEngine) -> None:
             "plugin net does not implement the requested interface: VolumeDriver"
         )
         assert "error looking up volume plugin bad" in make(engine, 500, Name="v2", Driver="bad")["message"]
-        assert len(engine.request("GET", "/v1.24/volumes").json()["Warnings"]) == 2
+        assert len(engine.request("GET", "/v1.24/volumes").json()["Warnings"]) == 1  # not of `net`
         engine.remove_all()
         assert engine.request("DELETE", "/v1.24/volumes/v1").status == 204
     finally:
@@ -277,6 +303,83 @@ def test_when_a_plugin_made_a_volume(plugin: VolumePlugin, engine: TempEngine) -
         (listed,) = engine.request("GET", "/v1.55/volumes").json()["Volumes"]
         assert listed.get("CreatedAt") == engine.request("GET", "/v1.55/volumes/v1").json().get("CreatedAt") == shown
     plugin.answers.clear()
+
+
+def test_answers_without_an_object(plugin: VolumePlugin, engine: TempEngine) -> None:
+    """Go's JSON of an empty error, and no body at all."""
+    for number, answer in enumerate((b"null\n", b"", b" \n")):
+        plugin.answers["VolumeDriver.Create"] = plugin.answers["VolumeDriver.Get"] = answer
+        assert make(engine, Name=f"n{number}", Driver="far")["Name"] == f"n{number}"
+        plugin.answers["VolumeDriver.Remove"] = answer
+        assert engine.request("DELETE", f"/v1.24/volumes/n{number}").status == 204
+
+
+def test_a_plugin_that_does_not_show_what_it_has_made(plugin: VolumePlugin, engine: TempEngine) -> None:
+    plugin.answers["VolumeDriver.Get"] = {}
+    assert make(engine, Name="dark", Driver="far", DriverOpts={"a": "1"})["Driver"] == "far"
+    answer = engine.request("GET", "/v1.24/volumes/dark")
+    assert answer.status == 404 and "no such volume" in answer.json()["message"]
+    plugin.answers.clear()
+    assert engine.request("GET", "/v1.24/volumes/dark").json()["Status"] == {"options": {"a": "1"}}
+
+
+def test_a_volume_that_its_plugin_has_lost(plugin: VolumePlugin, engine: TempEngine) -> None:
+    make(engine, Name="lost", Driver="far", DriverOpts={"a": "1"})
+    del plugin.volumes["lost"]
+    made = make(engine, Name="lost", Driver="far", DriverOpts={"a": "2"})
+    assert made["Status"] == {"options": {"a": "2"}}, "it is made again"
+    container = engine.create("true", HostConfig={"Binds": ["lost:/x"]})
+    del plugin.volumes["lost"]
+    for driver in ("far", "local"):
+        answer = make(engine, 409, Name="lost", Driver=driver)
+        assert "found references to volume 'lost' in driver 'far'" in answer["message"]
+    engine.request("DELETE", f"/v1.24/containers/{container}")
+    assert make(engine, Name="lost", Driver="local")["Driver"] == "local"
+
+
+def test_a_plugin_that_does_not_answer_has_lost_nothing(plugin: VolumePlugin, engine: TempEngine) -> None:
+    make(engine, Name="kept", Driver="far")
+    plugin.cut["VolumeDriver.Get"] = 0.0
+    assert "already exists" in make(engine, 409, Name="kept", Driver="local")["message"]
+    plugin.cut.clear()
+    assert engine.request("GET", "/v1.24/volumes/kept").json()["Driver"] == "far"
+
+
+def test_plugins_are_asked_for_a_volume_at_once(engine: TempEngine, plugged: TempEngine) -> None:
+    both = threading.Barrier(2, timeout=5)
+
+    class Waits(VolumePlugin):
+        def answer(self, method: str, body: dict[str, Any]) -> Any:
+            if method == "VolumeDriver.Get":
+                both.wait()
+            return super().answer(method, body)
+
+    found = [Waits(plugged.base / name) for name in ("one", "two")]
+    for each in found:
+        each.listen(plugged.base / "sockets" / f"{each.directory.name}.sock")
+    try:
+        assert engine.request("GET", "/v1.24/volumes/nowhere").status == 404
+        assert not both.broken
+    finally:
+        for each in found:
+            each.close()
+            (plugged.base / "sockets" / f"{each.directory.name}.sock").unlink()
+
+
+def test_calls_without_arguments_have_an_object(engine: TempEngine, plugged: TempEngine) -> None:
+    """Docker's own test plugin decodes the body of each of them."""
+    fresh = VolumePlugin(plugged.base / "fresh")
+    socket = plugged.base / "sockets" / "fresh.sock"
+    fresh.listen(socket)
+    try:
+        make(engine, Name="v", Driver="fresh")
+        assert engine.request("GET", "/v1.24/volumes").status == 200
+        assert {method for method, _ in fresh.calls} >= {"VolumeDriver.Capabilities", "VolumeDriver.List"}
+        assert fresh.bare == ["Plugin.Activate"]
+        assert engine.request("DELETE", "/v1.24/volumes/v").status == 204
+    finally:
+        fresh.close()
+        socket.unlink()
 
 
 def test_a_prune_leaves_volumes_of_plugins(plugin: VolumePlugin, engine: TempEngine) -> None:

@@ -157,6 +157,7 @@ def test_write_remount_remove(run: Run, tmp_path: Path) -> None:
 def test_on_nothing(run: Run, tmp_path: Path) -> None:
     async def work(snapshots: Snapshots) -> None:
         await snapshots.prepare("k", None)
+        assert snapshots.parent("k") == ""
         async with mounted(snapshots) as where:
             (where / "x").write_text("x")
         assert os.listdir(snapshots.upper("k")) == ["x"]
@@ -195,8 +196,9 @@ def test_layers_live_as_long_as_somebody_uses_them(run: Run, tmp_path: Path) -> 
             assert await snapshots.release(chain_id) == (["abd"] if chain_id == "abd" else [])
         await snapshots.prepare("k", "abc")
         assert await snapshots.release("abc") == [], "a container stands on it"
-        assert snapshots.layer("a") is not None
+        assert snapshots.layer("a") is not None and snapshots.parent("k") == "abc"
         await snapshots.remove("k")
+        assert snapshots.parent("k") is None
         assert snapshots.layer("abc") is None and snapshots.layer("a") is None
 
     run(work)

@@ -12,14 +12,18 @@ from engine.events import EventLog
 from engine.networks.attachments import Attachments
 from engine.networks.endpoints import Network
 from engine.networks.networks import Networks
+from engine.plugins.discovery import Discovery
+from engine.plugins.registry import Plugins
 from engine.storage.records import Records
 
 
 class Both(Attachments):
     """`Attachments`, with every method of its `Networks`."""
 
-    def __init__(self, config: Config, records: Records) -> None:
-        self.networks = Networks(config, records, EventLog())
+    def __init__(self, config: Config, records: Records, plugins: Plugins | None = None) -> None:
+        """`plugins`: by default there are none."""
+        plugins = plugins or Plugins(Discovery((), ()), 1.0)
+        self.networks = Networks(config, records, EventLog(), plugins)
         super().__init__(self.networks)
 
     def __getattr__(self, name: str) -> Any:

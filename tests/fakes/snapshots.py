@@ -203,6 +203,10 @@ class FakeSnapshots:
     def _lock(self, key: str) -> asyncio.Lock:
         return self._locks.setdefault(key, asyncio.Lock())
 
+    def parent(self, key: str) -> str | None:
+        snapshot = self._snapshots.get(key)
+        return None if snapshot is None else snapshot.parent
+
     async def prepare(self, key: str, parent: str | None, *, transient: bool = False) -> None:
         if key in self._snapshots:
             raise Conflict(f"snapshot {key} already exists")

@@ -37,7 +37,15 @@ from engine.runtime.cgroups import Support
 from engine.runtime.runtimes import Runtimes
 from engine.storage.records import Change, Table
 from engine.storage.snapshots import Ingest, Usage
-from engine.wire.containers import Config, CreateBody, EndpointSettings, HostConfig, MountPoint, RestartPolicy
+from engine.wire.containers import (
+    Config,
+    CreateBody,
+    EndpointSettings,
+    HostConfig,
+    LogConfig,
+    MountPoint,
+    RestartPolicy,
+)
 from engine.wire.images import ImageConfig
 from tests.fakes.monitor import FakeMonitor, Host
 
@@ -383,6 +391,12 @@ class GracePeriod:
 class Deliveries:
     """No container of these tests has a remote log target."""
 
+    async def check(self, log: LogConfig) -> None:
+        pass
+
+    def ended(self, container_id: str) -> None:
+        pass
+
     async def removed(self, container_id: str) -> None:
         pass
 
@@ -504,6 +518,7 @@ class Engine:
 
     async def open(self) -> None:
         await self.monitor.open(hold=True)
+        await self.containers.take_over()
         await self.containers.open()
         self.monitor.deliver()
         for container in self.containers:

@@ -60,6 +60,7 @@ def test_files_of_others_in_run_stay() -> None:
         engine = TempEngine("--insecure", "--tcp", f"127.0.0.1:{port}")
         try:
             (engine.run / "plugins").mkdir(parents=True)
+            (engine.run / "plugins" / "far.spec").touch()
             with socket.socket(socket.AF_UNIX) as taken:
                 taken.bind(engine.socket)
                 taken.listen()

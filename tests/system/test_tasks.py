@@ -568,8 +568,13 @@ def test_logs() -> None:
                 ),
             )
         await manager.put(task(4, spec="s/4"), spec=service("exit 0", template={"log_driver": Driver(name="none")}))
-        for number in (2, 3):
-            await manager.until("it has a container", lambda: site.container(f"task{number}"))  # noqa: B023
+
+        def started(task: str) -> bool:
+            container = site.container(task)
+            return container is not None and container.record.status.started_at > 0
+
+        # The log of a container that has not started has no lines, and its reading ends at once.
+        await manager.until("both have started", lambda: started("task2") and started("task3"))
         await manager.state("task4", R.COMPLETE)
         lines = [line async for line in manager.logs("task2", "task3", "task4", follow=True, details=True)]
         assert [line.data for line in lines if line.task == "task2"] == [b"2\n", b"last\n"]

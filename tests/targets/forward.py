@@ -106,11 +106,18 @@ class ForwardReceiver(StreamReceiver):
         """`delay`: seconds before an answer that is "late"."""
         self.answer: Answer = answer
         self.delay = delay
-        self.events: list[Event] = []
         self.options: list[dict[str, Any]] = []
         """Options of each message."""
+        self._events: dict[Stream, list[Event]] = {}
         self._done: dict[Stream, int] = {}
         super().__init__(**more)
+
+    @property
+    def events(self) -> list[Event]:
+        """Of all connections, in the order of their beginning. The thread of a connection that has
+        ended may still decode what it has read while the next one sends.
+        """
+        return [event for stream in list(self.connections) for event in self._events.get(stream, ())]
 
     def took(self, stream: Stream) -> None:
         at = self._done.get(stream, 0)
@@ -130,13 +137,13 @@ class ForwardReceiver(StreamReceiver):
         assert options["size"] == len(entries)
         self.options.append(options)
         events = [Event(tag, time, record) for time, record in entries]
-        self.events += events
-        self.stored(events)
+        self.store(stream, events)
         if chunk := options.get("chunk"):
             self._acknowledge(stream, chunk)
 
-    def stored(self, events: list[Event]) -> None:
-        """For subclasses: before the acknowledgement."""
+    def store(self, stream: Stream, events: list[Event]) -> None:
+        """Before the acknowledgement."""
+        self._events.setdefault(stream, []).extend(events)
 
     def _acknowledge(self, stream: Stream, chunk: str) -> None:
         good = b"\x81\xa3ack" + bytes([0xA0 | len(chunk)]) + chunk.encode()

@@ -58,25 +58,21 @@ def _next_file(prefix: str) -> int:
 def main(kind: str, file: str, port: str) -> None:
     stores: dict[Stream, int] = {}
 
-    class Lines(StreamReceiver):
+    class Files(StreamReceiver):
         def greet(self, stream: Stream) -> None:
             stores[stream] = _next_file(file)
 
+    class Lines(Files):
         def took(self, stream: Stream) -> None:
             os.write(stores[stream], stream.data)
             stream.data.clear()
 
-    class Forward(ForwardReceiver):
-        def stored(self, events: list[Event]) -> None:
-            os.write(texts, b"".join(each.record["log"].encode() + b"\n" for each in events))
-            self.events.clear()
+    class Forward(Files, ForwardReceiver):
+        def store(self, stream: Stream, events: list[Event]) -> None:
+            os.write(stores[stream], b"".join(each.record["log"].encode() + b"\n" for each in events))
             self.options.clear()
 
-    if kind == "forward":
-        texts = _next_file(file)
-        Forward(port=int(port))
-    else:
-        Lines(port=int(port))
+    (Forward if kind == "forward" else Lines)(port=int(port))
     threading.Event().wait()
 
 

@@ -32,6 +32,9 @@ class Stream:
     def __init__(self, peer: socket.socket) -> None:
         self.peer = peer
         self.data = bytearray()
+        """What was read and not taken away by `took`."""
+        self.size = 0
+        """Bytes read so far."""
         self.ended = False
         """The peer has sent everything and ended in order."""
 
@@ -144,7 +147,7 @@ class StreamReceiver:
     @property
     def size(self) -> int:
         """Bytes read so far."""
-        return sum(len(stream.data) for stream in list(self.connections))
+        return sum(stream.size for stream in list(self.connections))
 
     # --- threads ----------------------------------------------------------------------------------
 
@@ -170,7 +173,7 @@ class StreamReceiver:
                 stream.peer = self._context.wrap_socket(stream.peer, server_side=True)
             self.greet(stream)
             while self._read(stream):
-                if self.cut_after and len(stream.data) >= self.cut_after:
+                if self.cut_after and stream.size >= self.cut_after:
                     self.cut(stream)
         stream.peer.close()
 
@@ -184,6 +187,7 @@ class StreamReceiver:
             stream.ended = True
             return False
         stream.data += part
+        stream.size += len(part)
         self.took(stream)
         if self.pace:
             time.sleep(len(part) / self.pace)

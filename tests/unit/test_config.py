@@ -116,7 +116,7 @@ def test_options_of_logs() -> None:
     [
         ("syslog", "syslog-address=corrupted:42", "syslog-address should be in form proto://address, got corrupted:42"),
         ("fluentd", "fluentd-address=corrupted:c", "invalid fluentd-address corrupted:c: "),
-        ("papyrus", "x=y", "logger: no log driver named 'papyrus' is registered"),
+        ("gcplogs", "x=y", "logger: no log driver named 'gcplogs' is registered"),
     ],
 )
 def test_the_daemon_does_not_start_with_a_log_driver_that_is_none(

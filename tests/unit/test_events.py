@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from engine.events import BACKLOG, EVENT_FILTERS, HISTORY, EventLog, matches
+from engine.events import BACKLOG, EVENT_FILTERS, HISTORY, HISTORY_SIZE, EventLog, matches
 from engine.wire.events import Message
 
 A, B = "a" * 64, "b" * 64
@@ -157,3 +157,14 @@ def test_filters_of_later_clients() -> None:
     assert not matches(message, {"scope": ["swarm"]})
     for name in ("node", "service", "secret", "config"):
         assert name in EVENT_FILTERS and not matches(message, {name: ["x"]})
+
+
+def test_the_history_is_bounded_in_characters_too() -> None:
+    log = EventLog()
+    for number in range(10):
+        log.publish("container", "create", str(number), {"label": "x" * (HISTORY_SIZE // 4)})
+    assert [message.actor.id for message in log.history(0)] == ["7", "8", "9"]
+    log.publish("container", "create", "huge", {"label": "x" * (HISTORY_SIZE + 1)})
+    assert log.history(0) == []
+    log.publish("container", "create", "next", {})
+    assert [message.actor.id for message in log.history(0)] == ["next"]

@@ -63,17 +63,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "manager": {"images", "logs", "system", *SHARED},
     "http": {"errors", "system"},  # of system only `tasks`
     "images": BELOW | SHARED,
-    "networks": BELOW | SHARED,
     "plugins": BELOW | SHARED,
+    "networks": {"plugins"} | BELOW | SHARED,
     "volumes": {"plugins"} | BELOW | SHARED,
-    "containers": {"images", "networks", "volumes", "logs"} | BELOW | SHARED,
+    "containers": {"images", "networks", "plugins", "volumes", "logs"} | BELOW | SHARED,
+    # installs plugins from registries and runs them as containers are run; the others see `plugins`
+    # alone
+    "plugins.managed": {"containers", "images", "logs", "plugins"} | BELOW | SHARED,
     "build": {"containers", "images", "networks", "volumes"} | BELOW | SHARED,
     "cluster": {"containers", "images", "networks", "volumes", "logs", "manager"}
     | BELOW
     | SHARED,  # of manager only its messages
     "usage": {"build", "containers", "images", "volumes"} | SHARED,
-    "api": {"http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "monitor", "usage"}
-    | SHARED,
+    "api": {
+        *("http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "plugins.managed"),
+        *("monitor", "usage"),
+        *SHARED,
+    },
     "recovery": {"cluster", "manager", *SHARED},  # a command of its own process
     # of manager only the check of etcd's version
     "check": {"networks", "system", "runtime", "manager", *SHARED},
@@ -104,6 +110,8 @@ LATE_IMPORTS = {
 def part(module: str) -> str:
     """`engine.images.store` → `images`; the package itself (its version) is ""."""
     words = module.split(".")
+    if words[1:3] == ["plugins", "managed"]:
+        return "plugins.managed"
     return words[1] if len(words) > 1 else ""
 
 

@@ -147,13 +147,15 @@ def _install(root: Path) -> None:
     )
     subprocess.run(["tar", "-xf", ".tar"], cwd=place, check=True)
     (place / ".tar").unlink()
-    # The packages of PyPI are fetched here, with this host's settings, and installed there without
-    # a network.
+    # The packages of PyPI and the clients are fetched here, with this host's settings, and
+    # installed there without a network.
+    subprocess.run([".ci/clients", "bookworm", "trixie", "forky", "npm", "ansible"], cwd=REPOSITORY, check=True)
     wheels = root / "wheels"
     requires = subprocess.run(
         [sys.executable, "-c", _REQUIREMENTS], cwd=REPOSITORY, check=True, capture_output=True, text=True
     ).stdout.split("\n")
     subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "-w", wheels, *filter(None, requires)], check=True)
+    shutil.copytree(REPOSITORY / ".venv/clients", root / "clients", symlinks=True)
     environment = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         "PIP_NO_INDEX": "1",
@@ -162,12 +164,13 @@ def _install(root: Path) -> None:
     }
     # With /proc and /dev, in a mount namespace of its own: nothing stays mounted whatever happens.
     script = 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$0" sh -c "$1"'
-    subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, root, "cd /root/engined && .ci/prepare test"],
-        check=True,
-        env=environment,
-        stdout=sys.stderr,
-    )
+    for command in (".ci/prepare build", "mv /clients .venv/", ".ci/prepare test"):
+        subprocess.run(
+            ["unshare", "--mount", "sh", "-c", script, root, f"cd /root/engined && {command}"],
+            check=True,
+            env=environment,
+            stdout=sys.stderr,
+        )
     shutil.rmtree(wheels)
     docker = shutil.which("docker")
     if docker is not None:
@@ -185,7 +188,8 @@ _REQUIREMENTS = """
 import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))
 print(*project["build-system"]["requires"], "wheel", "pip", "setuptools", sep="\\n")
-print(*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["test"], sep="\\n")
+extras = project["project"]["optional-dependencies"]
+print(*project["project"]["dependencies"], *extras["swarm"], *extras["test"], sep="\\n")
 """
 
 UNIT = """[Unit]

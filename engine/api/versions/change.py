@@ -87,6 +87,7 @@ class Flag(enum.Enum):
     INGRESS_REMOVABLE = "the network ingress can be removed"
     NETWORKS_CHANGE = "updates of services can change their networks"
     NODE_LOCAL_NETWORKS = "services can use networks of their nodes"
+    PLUGIN_DISABLE_FORCE = "disable of a plugin takes force"
     SERVICE_STATUS = "the list of services takes status"
 
 

@@ -8,10 +8,12 @@ from engine.api.versions.change import Change, Flag, without
 from engine.api.versions.endpoints import unchecked, without_host_bits
 from engine.api.versions.host_config import SINCE_1_25
 from engine.api.versions.network_settings import complete
+from engine.api.versions.plugins import AS_IN_1_24
 from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, EndpointSettings
 from engine.wire.events import Message
 from engine.wire.images import ImageInspect, ImageSummary
 from engine.wire.networks import Network, NetworkCreate, NetworkInspect
+from engine.wire.plugins import PluginInspect
 from engine.wire.stats import Stats
 from engine.wire.system import Info, RegistryConfig, VersionInfo
 from engine.wire.volumes import Volume
@@ -28,6 +30,7 @@ def _dead(state: Any) -> Any:
 
 CHANGES = (
     *SINCE_1_25,
+    Change("1.25", "plugins show their settings and their config", of=PluginInspect, downgrade=AS_IN_1_24),
     Change(
         "1.25",
         "the image list shows SharedSize and Containers",

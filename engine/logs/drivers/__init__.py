@@ -3,8 +3,8 @@ which driver a container gets, where its output goes and how it is delivered.
 
 A driver is a row of `DRIVERS` and a module for its options. `json-file`, `local` and `none` end in
 the monitor; the others are delivered by the shipper. `etwlogs` is Windows only. `gcplogs` is not
-here: it would need Google's client library for one driver. Both names are refused, as unknown ones
-are.
+here: it would need Google's client library for one driver. Both names are refused. Any other name
+is that of a plugin (`plugin.py`); whether there is one is not known here.
 
 Pure. Not here: writing, which the monitor does (`monitor/launch.py`, `open_sink`); reading
 (`containers/logs.py`); delivering.
@@ -23,8 +23,8 @@ from engine import booleans
 from engine.config import Config
 from engine.errors import InvalidParameter, ServerError
 from engine.logs import attributes, tags
-from engine.logs.deliveries import Awslogs, Delivery, Remote
-from engine.logs.drivers import awslogs, fluentd, gelf, journald, json_file, local, splunk, syslog
+from engine.logs.deliveries import Awslogs, Delivery, LogPlugin, Remote
+from engine.logs.drivers import awslogs, fluentd, gelf, journald, json_file, local, plugin, splunk, syslog
 from engine.logs.drivers.json_file import Files
 from engine.logs.facts import Facts
 from engine.logs.options import Missing, Options
@@ -44,15 +44,16 @@ _UNREAD_SIZE = 1 << 20
 
 
 class Driver(NamedTuple):
-    """One driver. `parse` checks its own options, the names of which are `options`; with
-    `empty_is_unset`, an empty value counts as not given.
+    """One driver. `parse` checks its own options, the names of which are `options`; None: they are
+    not checked, also not those that all other drivers have, as tags. With `empty_is_unset`, an
+    empty value counts as not given.
 
     `attributes`: entries carry labels and variables. `tag`: the default template. `cached`: dockerd
     does not read this driver's logs from the target, but from a copy, which can be disabled.
     """
 
     parse: Callable[[Options], Files | Remote]
-    options: frozenset[str]
+    options: frozenset[str] | None
     attributes: bool = True
     tag: str = tags.ID
     cached: bool = True
@@ -70,6 +71,9 @@ DRIVERS: dict[str, Driver] = {
     syslog.NAME: Driver(syslog.parse, syslog.OPTIONS),
 }
 """All but `none`, which discards the output and accepts any options."""
+
+_PLUGIN = Driver(plugin.parse, None, attributes=False, tag="")
+"""Any driver that is a plugin."""
 
 FILES = frozenset((json_file.NAME, local.NAME))
 """Drivers whose log is a file of the container that the monitor keeps."""
@@ -123,7 +127,7 @@ def resolve(log: LogConfig, default: LogConfig) -> LogConfig:
     kind = log.type or default.type
     if kind == default.type:
         inherited = default.config
-    elif kind in DRIVERS and DRIVERS[kind].cached:
+    elif (chosen := _driver(kind)) is not None and chosen.cached:
         inherited = {name: value for name, value in default.config.items() if name in CACHE}
     else:
         inherited = {}
@@ -148,12 +152,17 @@ def validate(log: LogConfig) -> None:
 
 def remote(log: LogConfig) -> bool:
     """True if the lines are delivered by the shipper."""
-    return _kind(log) in DRIVERS and _kind(log) not in FILES
+    return _driver(_kind(log)) is not None and _kind(log) not in FILES
+
+
+def by_plugin(log: LogConfig) -> bool:
+    """True if the driver is a plugin, which may not exist."""
+    return _driver(_kind(log)) is _PLUGIN
 
 
 def readable(log: LogConfig) -> bool:
     """True if `docker logs` can read it."""
-    chosen = DRIVERS.get(_kind(log))
+    chosen = _driver(_kind(log))
     return chosen is not None and not (chosen.cached and _cache_disabled(log.config))
 
 
@@ -178,6 +187,8 @@ def plan(log: LogConfig, facts: Facts) -> Plan:
         raise _failed(error.message) from error
     if isinstance(parsed, Awslogs):
         parsed = _completed(parsed, tag, facts)
+    if isinstance(parsed, LogPlugin):
+        parsed = plugin.completed(parsed, log.config, facts)
     if _kind(log) == journald.NAME and not facts.journal:
         raise _failed("journald is not enabled on this host")
     delivery = Delivery(
@@ -215,6 +226,18 @@ def _kind(log: LogConfig) -> str:
     return log.type or json_file.NAME
 
 
+def _driver(kind: str) -> Driver | None:
+    """None for `none`, and for a name that no driver can have."""
+    if kind != NONE and kind not in DRIVERS and plugin.is_name(kind):
+        return _PLUGIN
+    return DRIVERS.get(kind)
+
+
+def unregistered(kind: str, why: str = "") -> InvalidParameter:
+    """The error for a driver that does not exist, in Docker's words. `why`: after a colon."""
+    return InvalidParameter(f"logger: no log driver named '{kind}' is registered{why and f': {why}'}")
+
+
 def _failed(why: str) -> ServerError:
     return ServerError(f"failed to initialize logging driver: {why}")
 
@@ -222,9 +245,9 @@ def _failed(why: str) -> ServerError:
 def _parsed(log: LogConfig) -> tuple[Files | Remote, Buffering]:
     """Raises InvalidParameter as `validate`."""
     kind, given = _kind(log), log.config
-    chosen = DRIVERS.get(kind)
+    chosen = _driver(kind)
     if chosen is None:
-        raise InvalidParameter(f"logger: no log driver named '{kind}' is registered")
+        raise unregistered(kind)
     mode = given.get("mode", "")
     if mode not in ("", _BLOCKING, "non-blocking"):
         raise InvalidParameter(f"logger: logging mode not supported: {mode} (log opt 'mode' for {kind} log driver)")
@@ -232,13 +255,14 @@ def _parsed(log: LogConfig) -> tuple[Files | Remote, Buffering]:
     own = Options(
         kind, {name: value for name, value in given.items() if name not in _COMMON}, empty=chosen.empty_is_unset
     )
-    own.only(chosen.options | {"tag"} | (attributes.OPTIONS if chosen.attributes else frozenset()))
-    for name in ("labels-regex", "env-regex"):
-        own.expression(name)
-    try:
-        tags.validate(own.text("tag"))
-    except InvalidParameter as error:
-        raise own.invalid("tag", error.message) from error
+    if chosen.options is not None:
+        own.only(chosen.options | {"tag"} | (attributes.OPTIONS if chosen.attributes else frozenset()))
+        for name in ("labels-regex", "env-regex"):
+            own.expression(name)
+        try:
+            tags.validate(own.text("tag"))
+        except InvalidParameter as error:
+            raise own.invalid("tag", error.message) from error
     buffering = _buffering(kind, chosen, given, blocking)
     return chosen.parse(own), buffering  # parsed last: it may find an option missing
 
@@ -274,6 +298,8 @@ def _cache_disabled(given: Mapping[str, str]) -> bool | None:
 def _attributes(log: LogConfig, facts: Facts, *, tag: bool = True) -> dict[str, str]:
     """The labels and variables that the options name; with `tag`, also the tag if one was asked
     for: entries of files carry it."""
+    if by_plugin(log):
+        return {}
     found = attributes.chosen(log.config, facts.labels, facts.environment)
     if tag and log.config.get("tag"):
         found["tag"] = _tag(log, facts)
@@ -281,7 +307,10 @@ def _attributes(log: LogConfig, facts: Facts, *, tag: bool = True) -> dict[str, 
 
 
 def _tag(log: LogConfig, facts: Facts) -> str:
-    """An empty template means the default one, but splunk then has no tag."""
+    """An empty template means the default one, but splunk then has no tag. A plugin makes its own
+    tags."""
+    if by_plugin(log):
+        return ""
     template = log.config.get("tag")
     if not template:
         template = "" if template == "" and log.type == splunk.NAME else DRIVERS[_kind(log)].tag

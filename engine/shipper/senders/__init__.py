@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from engine.logs.deliveries import Delivery, Gelf, Syslog
+from engine.logs.deliveries import Delivery, Gelf, LogPlugin, Syslog
 
 if TYPE_CHECKING:
     from engine.shipper.destination import Destination, Owner
@@ -22,6 +22,7 @@ _SENDERS = {
     "fluentd": ("fluentd", "FluentdStream"),
     "splunk": ("splunk", "SplunkCollector"),
     "awslogs": ("awslogs", "CloudWatch"),
+    "plugin": ("plugin", "Plugin"),
 }
 
 
@@ -33,6 +34,8 @@ def destination(owner: Owner, document: Delivery) -> Destination:
         name += " datagrams"
     if isinstance(target, Gelf) and target.scheme == "udp":
         name += " datagrams"
+    if isinstance(target, LogPlugin):
+        name = "plugin"
     module, kind = _SENDERS[name]
     made: Destination = getattr(importlib.import_module(f"{__name__}.{module}"), kind)(owner, document)
     return made

@@ -360,6 +360,14 @@ def rename_link(index: int, name: str) -> Request:
     return Request(_NEWLINK, 0, body, f"link {name}")
 
 
+def move_link(index: int, namespace: int, name: str) -> Request:
+    """Move the link of this index into the namespace with this descriptor, as `name`. It is down
+    then, and has no addresses.
+    """
+    body = _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + text(_IFLA_IFNAME, name)
+    return Request(_NEWLINK, 0, body + u32(_IFLA_NET_NS_FD, namespace), f"move of link {name}")
+
+
 def change_port(name: str, *, hairpin: bool | None = None, isolated: bool | None = None) -> Request:
     """Change a port of a bridge. With `hairpin`, frames may be sent back to the port that they came
     from. `isolated` ports cannot reach each other.
@@ -420,13 +428,18 @@ def delete_address(index: int, interface: Interface) -> Request:
 
 
 def add_route(
-    to: ipaddress.IPv4Network, index: int, via: ipaddress.IPv4Address | None = None, *, table: int = _RT_TABLE_MAIN
+    to: ipaddress.IPv4Network | ipaddress.IPv6Network,
+    index: int,
+    via: IPAddress | None = None,
+    *,
+    table: int = _RT_TABLE_MAIN,
 ) -> Request:
-    """Add or replace an IPv4 route by the link of that index: to neighbours, or `via` one of them,
-    which need not be in a subnet of the link.
+    """Add or replace a route by the link of that index: to neighbours, or `via` one of them, which
+    need not be in a subnet of the link.
     """
+    family = socket.AF_INET6 if to.version == 6 else socket.AF_INET
     scope, flags = (_RT_SCOPE_LINK, 0) if via is None else (_RT_SCOPE_UNIVERSE, _RTNH_F_ONLINK)
-    body = _ROUTE.pack(socket.AF_INET, to.prefixlen, 0, 0, table & 255, _RTPROT_BOOT, scope, _RTN_UNICAST, flags)
+    body = _ROUTE.pack(family, to.prefixlen, 0, 0, table & 255, _RTPROT_BOOT, scope, _RTN_UNICAST, flags)
     body += attribute(_RTA_DST, to.network_address.packed)
     if via is not None:
         body += attribute(_RTA_GATEWAY, via.packed)

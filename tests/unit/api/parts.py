@@ -72,6 +72,7 @@ def engine() -> Engine:
         execs=absent,
         images=absent,
         networks=absent,
+        plugins=absent,
         programs=lambda: ProgramFacts(init_version="0.19.0", features={"crun": '{"ociVersionMin":"1.0.0"}'}),
         remote=absent,
         statistics=absent,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import itertools
 
@@ -14,6 +15,7 @@ from engine.api import replies
 from engine.api.application import Application
 from engine.api.engine import Engine
 from engine.api.routes import DELETE, GET, HEAD, HIJACK, POST, PUT, ROUTES, STREAM, Route
+from engine.config import Config
 from engine.errors import (
     Conflict,
     EngineError,
@@ -28,7 +30,7 @@ from engine.errors import (
     Unimplemented,
 )
 from engine.http.messages import Reply, Request
-from tests.unit.api.parts import application, ask, request, shown
+from tests.unit.api.parts import application, ask, engine, request, shown
 
 
 def tell(engine: Engine, asked: Request) -> Reply:
@@ -187,27 +189,6 @@ def test_a_request_of_a_later_version_names_it() -> None:
     assert ask(application(), "/v1.55/containers/x/copy", "POST").status == 404, "one of earlier versions"
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "words"),
-    [
-        ("GET", "", 200, ""),
-        ("GET", '?filters={"enabled":["true"]}', 200, ""),
-        ("GET", '?filters={"name":["x"]}', 400, "name"),
-        ("GET", "/a/b:c/json", 404, 'plugin "a/b:c" not found'),
-        ("DELETE", "/a", 404, 'plugin "a" not found'),
-        ("POST", "/a/enable?timeout=0", 404, 'plugin "a" not found'),
-        ("POST", "/pull?remote=a", 501, "not supported"),
-        ("GET", "/privileges?remote=a", 501, "not supported"),
-    ],
-)
-def test_managed_plugins(method: str, path: str, status: int, words: str) -> None:
-    path, _, query = path.partition("?")
-    reply = ask(application(), "/v1.25/plugins" + path, method, query=query)
-    assert reply.status == status
-    assert words in shown(reply)["message"] if words else shown(reply) == []
-    assert ask(application(), "/v1.24/plugins" + path, method).status == 404
-
-
 def test_delete_without_a_name() -> None:
     reply = ask(application(), "/v1.24/containers/", "DELETE")
     assert reply.status == 400 and shown(reply) == {"message": "No container name or ID supplied"}
@@ -336,12 +317,15 @@ def test_a_bug_is_logged_and_told_without_its_traceback(caplog: pytest.LogCaptur
 
 
 def test_every_answer_tells_the_engine() -> None:
-    assert dict(Application.headers) == {
+    headers = {
         "Server": f"engined/{__version__} (linux)",
         "Api-Version": "1.55",
         "Docker-Experimental": "false",
         "Ostype": "linux",
     }
+    assert dict(application().headers) == headers
+    experimental = dataclasses.replace(engine(), config=Config(experimental=True))
+    assert dict(Application(experimental).headers) == {**headers, "Docker-Experimental": "true"}
 
 
 def test_every_row_is_found_at_its_versions() -> None:

@@ -260,6 +260,14 @@ def test_bodies(text: str, expected: Outer) -> None:
     assert body(text) == expected
 
 
+def test_a_body_that_is_an_array() -> None:
+    """Go's clients send null for an empty one."""
+    of: Any = list[Inner]
+    assert body('[{"number":1},null]', of) == [Inner(1), Inner()] and body("null", of) == body("[]", of) == []
+    with pytest.raises(InvalidParameter, match="expected array, got object"):
+        body("{}", of)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

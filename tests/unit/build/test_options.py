@@ -252,9 +252,9 @@ def test_bad_outputs(text: str, words: str) -> None:
 
 
 def test_what_linux_and_a_stable_engine_do_not_have() -> None:
-    options.check_squash(False)
+    options.check_squash(False, experimental=False)
     options.check_security([])
     with pytest.raises(InvalidParameter, match="squash is only supported with experimental mode"):
-        options.check_squash(True)
+        options.check_squash(True, experimental=False)
     with pytest.raises(InvalidParameter, match="security options are not supported on linux"):
         options.check_security(["credentialspec=x"])

@@ -10,7 +10,12 @@ from engine.wire.nodes import DiscreteResource, EnginePlugin, GenericResource, N
 
 def test_description() -> None:
     host = Host(name="h", machine="aarch64", cpus=3, memory=5)
-    counts = Counts(log_drivers=("none", "json-file"), network_drivers=("bridge",), volume_drivers=("local",))
+    counts = Counts(
+        log_drivers=("none", "json-file"),
+        network_drivers=("bridge",),
+        volume_drivers=("local",),
+        authorization_plugins=("opa",),
+    )
     made = description(host, counts, ["local", "flocker"], ["zone=a=b", "empty="], ["SSD=3", "GPU=UUID1", "GPU=UUID2"])
     assert made.hostname == "h" and made.platform == Platform("aarch64", "linux")
     assert made.resources.nano_cpus == 3_000_000_000 and made.resources.memory_bytes == 5
@@ -22,6 +27,7 @@ def test_description() -> None:
     assert made.engine.engine_version == __version__
     assert made.engine.labels == {"zone": "a=b", "empty": ""}
     assert made.engine.plugins == [
+        EnginePlugin("Authorization", "opa"),
         EnginePlugin("Log", "json-file"),
         EnginePlugin("Log", "none"),
         EnginePlugin("Network", "bridge"),

@@ -153,6 +153,9 @@ def test_mount_points_reached_through_links(tmp_path: Path) -> None:
     for mounts in ([mount("/evil")], [mount("/evil/attr")], [mount("/etc/hosts")], [mount("/a"), mount("/a/evil/sys")]):
         with pytest.raises(InvalidParameter, match="mount destination"):
             bundle.make_mount_points(root, mounts)
+    (root / "dev").symlink_to(tmp_path)
+    with pytest.raises(InvalidParameter, match="mount destination '/dev'"):
+        bundle.make_mount_points(root, [mount("/dev", "tmpfs", "tmpfs")])
     (root / "sys").symlink_to("/run")
     with pytest.raises(InvalidParameter, match='filesystem "sysfs" must be mounted on ordinary directory'):
         bundle.make_mount_points(root, [mount("/sys", "sysfs", "sysfs")])

@@ -20,6 +20,8 @@ from engine.events import EventLog
 from engine.logs import cursor, deliveries
 from engine.logs.cursor import Cursor
 from engine.logs.deliveries import Delivery, Syslog
+from engine.plugins.discovery import Discovery
+from engine.plugins.registry import Plugins
 
 LINE = b'{"log":"x\\n","stream":"stdout","time":"2026-01-01T00:00:00.000000001Z"}\n'
 ID = "a" * 64
@@ -34,7 +36,7 @@ class World:
         self.shipper = config.run / "shipper"
         self.shipped = 0
         self.events = EventLog()
-        self.deliveries = Deliveries(config, self.events, "box", self._ship)
+        self.deliveries = Deliveries(config, self.events, "box", self._ship, Plugins(Discovery((), ()), 5))
 
     def _ship(self) -> None:
         self.shipped += 1
@@ -93,7 +95,7 @@ def test_the_spool_of_a_removed_container_stays_while_lines_wait(world: World) -
 @pytest.mark.parametrize(("live", "lines", "shipped"), [([ID], 3, 0), ([ID], 4, 1), ([], 3, 0), ([], 4, 1)])
 def test_the_daemons_start_looks_at_what_is_left(world: World, live: list[str], lines: int, shipped: int) -> None:
     directory = world.spool(lines, 3)
-    asyncio.run(world.deliveries.sweep(live))
+    asyncio.run(world.deliveries.sweep(live, lambda container_id: False))
     assert world.shipped == shipped
     assert directory.exists() == bool(live)
     assert (world.logs / "undelivered").exists() == (not live and shipped == 1)

@@ -60,9 +60,9 @@ def test_details() -> None:
 
 
 def test_a_driver_that_this_version_lacks() -> None:
-    with pytest.raises(ServerError, match="failed to initialize logging driver: logger: no log driver named 'x'"):
-        log_plan.plan(ENGINE, record("x"))
-    assert log_plan.path(ENGINE, record("x")) is None
+    with pytest.raises(ServerError, match="failed to initialize logging driver: logger: no log driver named 'gcp"):
+        log_plan.plan(ENGINE, record("gcplogs"))
+    assert log_plan.path(ENGINE, record("gcplogs")) is None
 
 
 def test_a_journal_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,3 +159,16 @@ def test_a_kernel_that_runs_more(root: Path, monkeypatch: pytest.MonkeyPatch, tm
     look(root, "/f.exe")
     (misc / "odd").write_text("enabled\nof a kernel to come\n")
     look(root)
+
+
+@pytest.mark.parametrize("name", ["passwd", "group"])
+def test_files_that_the_runtime_would_wait_for(root: Path, name: str) -> None:
+    put(root / "f", elf(62))
+    (root / "etc").mkdir()
+    look(root)
+    put(root / "etc" / name, b"root:x:0:\n")
+    look(root)
+    (root / "etc" / name).unlink()
+    os.mkfifo(root / "etc" / name)
+    with pytest.raises(InvalidParameter, match=f"/etc/{name} is not a regular file"):
+        look(root)

@@ -49,12 +49,12 @@ def head(path: str, *fields: str, http: str = "1.1") -> bytes:
     return "\r\n".join([f"POST {path} HTTP/{http}", "Host: x", *fields, "", ""]).encode()
 
 
-def hijack(request: Request) -> HijackReply:
-    return request.hijack("x").release()
+async def hijack(request: Request) -> HijackReply:
+    return (await request.hijack("x")).release()
 
 
-def hijack_and_fail(request: Request) -> Reply:
-    request.hijack("x")
+async def hijack_and_fail(request: Request) -> Reply:
+    await request.hijack("x")
     raise Conflict("no stream after all")
 
 

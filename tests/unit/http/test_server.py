@@ -476,7 +476,7 @@ class Hijacker:
         if self._answer is not None:
             return self._answer
         await asyncio.sleep(0)
-        hijack = request.hijack(RAW)
+        hijack = await request.hijack(RAW)
         descriptor = hijack.descriptor()
         if self._fail is not None:
             os.close(descriptor)
@@ -484,8 +484,8 @@ class Hijacker:
         await asyncio.sleep(0.01)
         return self._hand_over(hijack, descriptor)
 
-    def at_once(self, request: Request) -> AnyReply:
-        hijack = request.hijack(RAW)
+    async def at_once(self, request: Request) -> AnyReply:
+        hijack = await request.hijack(RAW)
         return self._hand_over(hijack, hijack.descriptor())
 
     def _hand_over(self, hijack: Hijack, descriptor: int) -> AnyReply:
@@ -599,7 +599,7 @@ def test_another_process_keeps_the_stream(path: str) -> None:
         children: list[subprocess.Popen[bytes]] = []
 
         async def hand_over(request: Request) -> AnyReply:
-            hijack = request.hijack(RAW)
+            hijack = await request.hijack(RAW)
             descriptor = hijack.descriptor()
             os.set_blocking(descriptor, True)
             os.write(descriptor, hijack.head)
@@ -705,7 +705,7 @@ def test_client_leaves_before_the_hijack(path: str) -> None:
         async def late(request: Request) -> AnyReply:
             await app.go.wait()
             try:
-                return request.hijack(RAW).release()
+                return (await request.hijack(RAW)).release()
             except ServerError as error:
                 failures.append(error)
                 raise

@@ -254,7 +254,7 @@ def test_hijack_is_relayed_with_half_close(path: str, certificates: Certificates
             writer.close()
 
         async def hijack(request: Request) -> AnyReply:
-            taken = request.hijack(RAW)
+            taken = await request.hijack(RAW)
             descriptor = taken.descriptor()
             end = socket.socket(fileno=os.dup(descriptor))
             os.close(descriptor)
@@ -285,7 +285,7 @@ def test_hijack_is_relayed_with_half_close(path: str, certificates: Certificates
 def test_hijack_whose_owner_hangs_up(path: str, certificates: Certificates) -> None:
     def act(client: Client, app: App) -> None:
         async def hijack(request: Request) -> AnyReply:
-            taken = request.hijack(RAW)
+            taken = await request.hijack(RAW)
             descriptor = taken.descriptor()
             os.write(descriptor, taken.head + b"bye")
             os.close(descriptor)
@@ -301,7 +301,7 @@ def test_hijack_whose_owner_hangs_up(path: str, certificates: Certificates) -> N
 def test_hijack_that_fails(path: str, certificates: Certificates) -> None:
     def act(client: Client, app: App) -> None:
         async def hijack(request: Request) -> AnyReply:
-            os.close(request.hijack(RAW).descriptor())
+            os.close((await request.hijack(RAW)).descriptor())
             raise ServerError("the monitor is away")
 
         app.extra["hijack"] = hijack

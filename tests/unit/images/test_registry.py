@@ -513,7 +513,7 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> Good:
         (lambda d: d["layers"][0].update(mediaType="application/vnd.helm.chart"), "unsupported layer type"),
         (lambda d: d["config"].update(digest="x"), "invalid digest"),
         (lambda d: d["config"].update(size=1 << 40), "config has"),
-        (lambda d: d["config"].update(mediaType="application/vnd.docker.plugin.v1+json"), "is not an image"),
+        (lambda d: d["config"].update(mediaType="application/vnd.docker.plugin.v1+json"), "Encountered remote"),
         (lambda d: d.update(layers=d["layers"] * 100), "more than 128 layers"),
         (lambda d: d.update(layers=None, config=None), "no config"),
     ],

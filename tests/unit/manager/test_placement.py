@@ -168,8 +168,11 @@ def test_plugins() -> None:
     assert set(place(where, "a", 3, container=wants)) == {"n2"}
     other = demand_of(spec(container={"Mounts": [{**mount, "VolumeOptions": {"DriverConfig": {"Name": "ceph"}}}]}))
     assert where.explain("b", other) == "no suitable node (missing plugin on 2 nodes)"
+    where.node("n3", record(), data(Engine={"Plugins": [{"Type": "Volume", "Name": "ceph:latest"}]}))
+    short = {**mount, "VolumeOptions": {"DriverConfig": {"Name": "ceph"}}}
+    assert set(place(where, "d", 2, container={"Mounts": [short]})) == {"n3"}
     local = {**mount, "VolumeOptions": {"DriverConfig": {"Name": "local"}}}
-    assert len(place(where, "c", 2, container={"Mounts": [local]})) == 2
+    assert len(place(where, "c", 3, container={"Mounts": [local]})) == 3
 
 
 def test_preferences_spread_over_values_first() -> None:

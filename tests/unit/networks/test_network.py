@@ -25,6 +25,8 @@ from engine.networks.network import (
 )
 from engine.networks.networks import Networks
 from engine.networks.requested import link_local_addresses, wanted_addresses
+from engine.plugins.discovery import Discovery
+from engine.plugins.registry import Plugins
 from engine.storage.records import Records
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import NetworkCreate
@@ -117,7 +119,7 @@ def test_a_network_of_a_swarm_has_the_name_of_another(tmp_path: Path) -> None:
 def test_wrong_default_bridge_names(name: str, tmp_path: Path) -> None:
     records = Records(tmp_path / "state.db")
     with pytest.raises(InvalidParameter, match="bridge"):
-        Networks(Config(bridge=name), records, EventLog())
+        Networks(Config(bridge=name), records, EventLog(), Plugins(Discovery((), ()), 1.0))
     records.close()
 
 
@@ -225,9 +227,9 @@ def test_names_that_docker_takes(name: str) -> None:
         ({"Name": "bridge"}, Forbidden, "operation is not permitted on predefined bridge network"),
         ({"Name": "default"}, Forbidden, "predefined default network"),
         ({"Driver": "overlay"}, Unimplemented, 'network net: driver "overlay"'),
-        ({"Driver": "nothere"}, NotFound, 'network net: driver "nothere": plugin not found'),
+        ({"Driver": "nothere"}, NotFound, 'network net: plugin "nothere" not found'),
         ({"Driver": "host"}, Forbidden, 'only one instance of "host" network is allowed'),
-        ({"IPAM": {"Driver": "dhcp"}}, NotFound, 'IPAM driver "dhcp": plugin not found'),
+        ({"IPAM": {"Driver": "dhcp"}}, NotFound, 'IPAM plugin "dhcp" not found'),
         ({"IPAM": pool(Subnet="10.0.0.0")}, InvalidParameter, r"net: subnet: invalid CIDR address: '10.0.0.0'"),
         ({"IPAM": pool(Subnet="10.0.0.0/33")}, InvalidParameter, "invalid CIDR"),
         ({"IPAM": pool(Subnet="x/8")}, InvalidParameter, "invalid CIDR"),

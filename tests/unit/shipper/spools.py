@@ -47,6 +47,10 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0)
 
 
+OPEN: list[Feed] = []
+"""The feeds of spools. The end of each test closes them (conftest.py)."""
+
+
 class Owner:
     """Records what a process would be told."""
 
@@ -107,7 +111,9 @@ class Spool:
 
     def open(self) -> Feed:
         """A feed as another process would make it."""
-        return Feed(str(self.directory), self.document, self.destination)
+        feed = Feed(str(self.directory), self.document, self.destination)
+        OPEN.append(feed)
+        return feed
 
     def reopen(self) -> None:
         """The process was killed, after it had saved its position."""

@@ -12,11 +12,19 @@ import pytest
 from engine.config import Config
 from engine.errors import Conflict, NotFound, Unavailable
 from engine.events import EventLog
+from engine.plugins.discovery import Discovery
+from engine.plugins.registry import Plugins
 from engine.pruning import Selection
 from engine.storage.records import Change, Records
 from engine.volumes.store import VolumeStore
 from engine.wire.containers import MountPoint
 from engine.wire.volumes import VolumeCreate
+
+
+def volume_store(root: Path, records: Records, events: EventLog) -> VolumeStore:
+    plugins = Plugins(Discovery([root / "run" / "plugins"], []), 60)
+    return VolumeStore(Config(root=root, run=root / "run"), records, events, plugins)
+
 
 CALLS: dict[str, Callable[[VolumeStore], Awaitable[object]]] = {
     "create": lambda volumes: volumes.create(VolumeCreate(name="new")),
@@ -33,7 +41,7 @@ def test_a_cancelled_call_leaves_rows_files_and_the_list_equal(
 
     async def main() -> None:
         records = Records(tmp_path / "state.db")
-        volumes = VolumeStore(Config(root=tmp_path, run=tmp_path / "run"), records, EventLog())
+        volumes = volume_store(tmp_path, records, EventLog())
         await volumes.open({})
         await volumes.create(VolumeCreate(name="old"))
         real, written, go_on = records.commit, asyncio.Event(), asyncio.Event()
@@ -65,7 +73,7 @@ def with_volumes(directory: Path, work: Callable[[VolumeStore, EventLog], Awaita
 
     async def main() -> None:
         records, events = Records(directory / "state.db"), EventLog()
-        volumes = VolumeStore(Config(root=directory, run=directory / "run"), records, events)
+        volumes = volume_store(directory, records, events)
         await volumes.open({"c": [MountPoint(name="used", destination="/v")]})
         await volumes.create(VolumeCreate(name="free", labels={"keep": "1"}))
         await volumes.create(VolumeCreate(name="typed", driver_opts={"type": "tmpfs", "device": "t"}))

@@ -45,6 +45,16 @@ from engine.wire.networks import (
     NetworkInspect,
     NetworkStatus,
 )
+from engine.wire.plugins import (
+    PluginConfig,
+    PluginDevice,
+    PluginInspect,
+    PluginInterface,
+    PluginLinux,
+    PluginMount,
+    PluginRootfs,
+    PluginSettings,
+)
 from engine.wire.stats import NetworkStats, Stats
 from engine.wire.system import (
     CacheRecord,
@@ -343,6 +353,32 @@ CREATED = Created(
     "c" * 64, ["Following container port(s) have an empty list of port-bindings: 80/tcp. Such …", "another"]
 )
 
+PLUGIN = PluginInspect(
+    id="c" * 64,
+    name="h.example:5000/vendor/p:v1",
+    enabled=True,
+    settings=PluginSettings(
+        mounts=[PluginMount(name="m", source="/mine", destination="/m", type="bind", options=["rbind"])],
+        env=["DEBUG=1"],
+        args=["-v"],
+        devices=[PluginDevice(name="d", path="/dev/fuse")],
+    ),
+    plugin_reference="h.example:5000/vendor/p:v1",
+    config=PluginConfig(
+        docker_version="17.06",
+        description="a plugin",
+        interface=PluginInterface(
+            types=["docker.volumedriver/1.0"], socket="p.sock", protocol_scheme="moby.plugins.http/v1"
+        ),
+        entrypoint=["/p"],
+        work_dir="/w",
+        linux=PluginLinux(capabilities=["CAP_SYS_ADMIN"], devices=[PluginDevice(name="d", path="/dev/x")]),
+        ipc_host=True,
+        pid_host=True,
+        rootfs=PluginRootfs(diff_ids=["sha256:" + "0" * 64]),
+    ),
+)
+
 ENDPOINT = EndpointSettings(driver_opts={"a": "b"}, gw_priority=1, dns_names=["web"])
 
 REPLIES: tuple[Any, ...] = (
@@ -365,6 +401,7 @@ REPLIES: tuple[Any, ...] = (
     HISTORY,
     VOLUME,
     CREATED,
+    PLUGIN,
 )
 
 BODIES: dict[type, dict[str, Any]] = {

@@ -204,6 +204,10 @@ LINKS: dict[str, tuple[Callable[[], Request], Callable[[], bytes]]] = {
         lambda: rtnl.rename_link(7, "front"),
         lambda: link(NEWLINK, 0, ("IFLA_IFNAME", "front"), index=7),
     ),
+    "move": (
+        lambda: rtnl.move_link(7, 9, "eth1"),
+        lambda: link(NEWLINK, 0, ("IFLA_IFNAME", "eth1"), ("IFLA_NET_NS_FD", 9), index=7),
+    ),
     "change": (
         lambda: rtnl.change_link(
             "veth1", up=True, master=70000, mac=MAC, mtu=1400, alias="words", without_ipv6_address=True

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import NotFound, ServerError
-from engine.plugins.protocol import Endpoint, Plugin, Plugins, endpoint, read_specification
+from engine.plugins.client import Plugin
+from engine.plugins.discovery import Discovery, Endpoint, endpoint, read_specification
+from engine.plugins.registry import Plugins
 from tests.plugins import VolumePlugin
 
 
@@ -53,8 +55,13 @@ def test_files(tmp_path: Path) -> None:
     expected = Endpoint(url="https://h:2", ca="/ca", certificate="/c", key="/k", insecure=True)
     assert read_specification(tmp_path / "b.json") == expected
     (tmp_path / "c.json").write_text('{"Name":"c"}')
-    with pytest.raises(ValueError, match="Addr"):
-        read_specification(tmp_path / "c.json")
+    (tmp_path / "d.json").write_text('{"addr":"unix:///p.sock","tlsconfig":null}')
+    assert read_specification(tmp_path / "d.json") == Endpoint(socket="/p.sock")
+    (tmp_path / "e.json").write_text('{"Addr":')
+    (tmp_path / "f.spec").write_text("nonsense")
+    for name in ("c.json", "e.json", "f.spec"):
+        with pytest.raises(ValueError, match=f"^{tmp_path / name}: "):
+            read_specification(tmp_path / name)
 
 
 def test_a_name_is_looked_for_in_order() -> None:
@@ -70,13 +77,13 @@ def test_a_name_is_looked_for_in_order() -> None:
                 listener.bind(str(path))
         (sockets / "plain.sock").write_text("")
         (Path(made) / "outside.spec").write_text("tcp://localhost:4")
-        plugins = Plugins([sockets], [specifications, Path(made) / "absent"], 1)
-        assert plugins._endpoint("both") == Endpoint(socket=str(sockets / "both.sock"))
-        assert plugins._endpoint("deep") == Endpoint(socket=str(sockets / "deep" / "deep.sock"))
-        assert plugins._endpoint("file") == Endpoint(url="http://localhost:2")
+        plugins = Discovery([sockets], [specifications, Path(made) / "absent"])
+        assert plugins.find("both") == Endpoint(socket=str(sockets / "both.sock"))
+        assert plugins.find("deep") == Endpoint(socket=str(sockets / "deep" / "deep.sock"))
+        assert plugins.find("file") == Endpoint(url="http://localhost:2")
         for absent in ("plain", "nobody", "../outside", "..", "", "a/b", "both\0", "n" * 251):
-            assert plugins._endpoint(absent) is None, absent
-        assert plugins._names() == ["both", "deep", "file", "plain"]
+            assert plugins.find(absent) is None, absent
+        assert plugins.names() == ["both", "deep", "file", "plain"]
 
 
 def test_two_first_uses_activate_once() -> None:
@@ -87,9 +94,9 @@ def test_two_first_uses_activate_once() -> None:
         fake.listen(Path(made) / "p.sock")
 
         async def main() -> None:
-            plugins = Plugins([Path(made)], [], 5)
+            plugins = Plugins(Discovery([Path(made)], []), 5)
             both: list[Plugin] = await asyncio.gather(*(plugins.get("p", "VolumeDriver") for _ in range(2)))
-            assert both[0] is both[1] and both[0].implements == {"VolumeDriver"}
+            assert both[0] is both[1] and both[0].implements == {"volumedriver"}
             assert [method for method, _ in fake.calls] == ["Plugin.Activate"]
             assert plugins.active("VolumeDriver") == ["p"] and plugins.active("LogDriver") == []
             with pytest.raises(NotFound, match="does not implement the requested interface: LogDriver"):

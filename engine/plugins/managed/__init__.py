@@ -1,0 +1,1 @@
+"""Managed plugins: installed from a registry, and run by the engine."""
