@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ import uvloop
 from engine.api.application import Application
 from engine.api.engine import Engine
 from engine.api.routes import GET
+from engine.config import Config
 from engine.http.messages import Reply, Request
 from engine.http.server import Server
 
@@ -40,8 +42,8 @@ def cached(engine: Engine, request: Request) -> Reply:
 
 def serve(path: str, ready: multiprocessing.synchronize.Event) -> None:
     async def run() -> None:
-        absent: Any = None
-        server = Server(Application(absent, (GET("/containers/json", cached),)))
+        engine: Any = SimpleNamespace(config=Config())
+        server = Server(Application(engine, (GET("/containers/json", cached),)))
         await server.listen_unix(path)
         ready.set()
         await asyncio.Event().wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bench.job import Job, Size
 from bench.rows import (
+    authorization,
     builds,
     daemons,
     delivery,
@@ -34,6 +35,7 @@ def jobs(size: Size, material: Material) -> list[Job]:
         *daemons.few(size),
         *lifecycle.jobs(size),
         *reads.few(size),
+        *authorization.jobs(size),
         *streams.jobs(size),
         *logs.jobs(size),
         *delivery.jobs(size),

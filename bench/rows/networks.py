@@ -1,10 +1,14 @@
-"""Many networks: created, listed, removed."""
+"""Many networks: created, listed, removed; and the start of a container on a plugin's network."""
 
 from __future__ import annotations
 
+import statistics
+import subprocess
+import sys
 import time
 from typing import Any
 
+from bench import steps, wire
 from bench.engines import Engine
 from bench.job import Figure, Job, Size
 from bench.report import Target
@@ -58,6 +62,89 @@ def job(name: str, count: int, default: bool) -> Job:
     )
 
 
+class Plugin:
+    """The network plugin `trivial`, beside an engine, with a network of its own and a bridge."""
+
+    def __init__(self, engine: Engine) -> None:
+        socket = engine.base / "run" / "plugins" / "trivial.sock"
+        self._namespaces = engine.namespaces
+        self._process = subprocess.Popen(
+            engine.namespaces.command(sys.executable, "-m", "bench.network_plugin", str(socket)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        engine.namespaces.not_the_engine.add(self._process.pid)
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != b"ready\n":
+            raise RuntimeError("the plugin does not start")
+        with engine.connection() as connection:
+            for name, driver in (("bench-bridge", "bridge"), ("bench-plugin", "trivial")):
+                connection.json("POST", "/networks/create", {"Name": name, "Driver": driver})
+
+    def seconds(self, line: bytes = b"\n") -> float:
+        """How long it has worked so far, or the answer to the line."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line)
+        self._process.stdin.flush()
+        return float(self._process.stdout.readline())
+
+    def close(self, engine: Engine) -> None:
+        with engine.connection() as connection:
+            for name in ("bench-bridge", "bench-plugin"):
+                connection.ask("DELETE", f"/networks/{name}")
+        self._process.communicate()
+        self._namespaces.not_the_engine.discard(self._process.pid)
+
+
+def start(connection: wire.Connection, network: str) -> float:
+    """Seconds that a container takes to start on the network."""
+    container = steps.create(connection, "true", network=network)
+    begin = time.perf_counter()
+    steps.start(connection, container)
+    taken = time.perf_counter() - begin
+    assert steps.wait(connection, container) == 0
+    steps.remove(connection, container)
+    return taken
+
+
+def more_than_on_a_bridge(engine: Engine, plugin: Plugin) -> tuple[float, float]:
+    """Milliseconds, and those that a move of a link takes the kernel; medians of ten."""
+    found = []
+    with engine.connection() as connection:
+        for _ in range(10):
+            on_bridge = start(connection, "bench-bridge")
+            before = plugin.seconds()
+            container = steps.create(connection, "sleep", "100", network="bench-plugin")
+            begin = time.perf_counter()
+            steps.start(connection, container)
+            taken = time.perf_counter() - begin
+            found.append((taken - (plugin.seconds() - before) - on_bridge) * 1000)
+            steps.remove(connection, container)
+    moves = [plugin.seconds(b"move\n") * 1000 for _ in range(10)]
+    return statistics.median(found), statistics.median(moves)
+
+
 def jobs(size: Size) -> list[Job]:
     """The jobs. The one with five hundred networks runs only when named: dockerd takes minutes."""
-    return [job("networks", size.of(25, 5), True), job("networks-500", size.of(500, 10), False)]
+    figures = [
+        Figure(
+            "remote-network",
+            "a start on a network of a plugin: more than on a bridge, without the plugin's time",
+            "ms",
+            target=Target(at_most=10),
+        ),
+        Figure("remote-network-move", "of which the kernel's move of a link into a namespace takes", "ms"),
+    ]
+    return [
+        job("networks", size.of(25, 5), True),
+        job("networks-500", size.of(500, 10), False),
+        Job(
+            "remote-network",
+            figures,
+            more_than_on_a_bridge,
+            rounds=size.rounds(3),
+            prepare=Plugin,
+            finish=lambda engine, plugin: plugin.close(engine),
+            ours=True,
+        ),
+    ]
