@@ -45,6 +45,7 @@ _EXAMPLES = {
     "bridge_subnet": '"172.30.0.0/16"',
     "insecure_registry": '["registry.example:5000", "10.0.0.0/8"]',
     "registry_mirror": '["https://mirror.example"]',
+    "authorization_plugin": '["opa", "audit"]',
     "log_opt": '["max-size=10m", "max-file=3"]',
     "label": '["zone=a", "disk=ssd"]',
     "node_generic_resource": '["SSD=3", "GPU=UUID1"]',
