@@ -31,6 +31,9 @@ LONGEST_ANSWER = 8 << 20
 RETRY_DELAYS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 """Seconds between attempts while the connection is refused, since the plugin may still be starting.
 The time limit of the call includes them."""
+FEW_DELAYS = RETRY_DELAYS[:3]
+"""For a call that asks every plugin, so that one that has ended does not delay the answer of the
+others for long."""
 
 _FIELDS = "Accept: application/vnd.docker.plugins.v1.2+json\r\nContent-Type: application/json\r\n"
 
@@ -99,11 +102,19 @@ class Plugin:
         called again, so that each delays the stop once.
         """
 
-    async def call(self, method: str, answer: type[A], body: Mapping[str, object] | None = None) -> A:
-        """POST /`method`. Raises ServerError in Docker's words, within the time limit."""
-        return await self.post(method, answer, (msgspec.json.encode(body),) if body is not None else ())
+    async def call(
+        self, method: str, answer: type[A], body: Mapping[str, object] | None = None, *, patient: bool = True
+    ) -> A:
+        """POST /`method`. `patient`: False gives up soon while the connection is refused.
 
-    async def post(self, method: str, answer: type[A], pieces: Sequence[bytes], *, repeat: bool = False) -> A:
+        Raises ServerError in Docker's words, within the time limit.
+        """
+        pieces = (msgspec.json.encode(body),) if body is not None else ()
+        return await self.post(method, answer, pieces, patient=patient)
+
+    async def post(
+        self, method: str, answer: type[A], pieces: Sequence[bytes], *, repeat: bool = False, patient: bool = True
+    ) -> A:
         """`call` with a body that is JSON already. `repeat`: see `Connections.post`."""
         if self._silent and self.name in self._silent:
             raise Unanswered(f'{method}: plugin "{self.name}" has not answered since the engine began to stop')
@@ -113,7 +124,7 @@ class Plugin:
         self._limits.add(limit)
         try:
             async with limit:
-                for delay in (*RETRY_DELAYS, None):
+                for delay in (*(RETRY_DELAYS if patient else FEW_DELAYS), None):
                     try:
                         return await self._post(method, answer, pieces, repeat)
                     except Unreachable as error:  # nothing was sent: it may be repeated
@@ -165,12 +176,12 @@ class Plugin:
             raise Refused(found.err)
         return found
 
-    async def activate(self) -> None:
-        """Ask what it implements. A managed plugin that does not serve the call has the kinds of
-        its config: Docker does not activate managed plugins.
+    async def activate(self, *, patient: bool = True) -> None:
+        """Ask what it implements. `patient`: as in `call`. A managed plugin that does not serve the
+        call has the kinds of its config: Docker does not activate managed plugins.
         """
         try:
-            named = (await self.call("Plugin.Activate", Activation)).implements or ()
+            named = (await self.call("Plugin.Activate", Activation, patient=patient)).implements or ()
         except NotFound:
             if self.managed is None:
                 raise

@@ -45,8 +45,8 @@ class Plugins:
         by force either.
         """
 
-    async def get(self, name: str, kind: str) -> Plugin:
-        """The plugin, activated.
+    async def get(self, name: str, kind: str, *, patient: bool = True) -> Plugin:
+        """The plugin, activated. `patient`: as in `Plugin.call`.
 
         Raises NotFound in Docker's words when it does not exist, is disabled, or does not implement
         `kind`; ServerError when its file is invalid or it does not answer.
@@ -64,10 +64,10 @@ class Plugins:
             endpoint, plugin = self._active.get(name, (None, None))
             if plugin is None or endpoint != found:
                 await self.forget(name)
-                plugin = await self._activated(name, found, managed)
+                plugin = await self._activated(name, found, managed, patient)
                 self._active[name] = (found, plugin)
             elif kind.lower() not in plugin.implements:
-                await plugin.activate()  # it may be another program by now
+                await plugin.activate(patient=patient)  # it may be another program by now
         if kind.lower() not in plugin.implements:
             raise NotFound(f"plugin {name} does not implement the requested interface: {kind}")
         return plugin
@@ -90,13 +90,13 @@ class Plugins:
             raise NotFound(f'plugin "{name[:200]}" not found')
         return found
 
-    async def _activated(self, name: str, found: Endpoint, managed: Managed | None) -> Plugin:
+    async def _activated(self, name: str, found: Endpoint, managed: Managed | None, patient: bool) -> Plugin:
         plugin = await connect(name, found, self._timeout)
         plugin.managed = managed
         if self._silent is not None:
             plugin.hurry(self._timeout, self._silent)
         try:
-            await plugin.activate()
+            await plugin.activate(patient=patient)
         except BaseException:
             await plugin.close()
             raise

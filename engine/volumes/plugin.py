@@ -90,12 +90,12 @@ class PluginDriver:
         return (await self._call("path", name, "Path")).mountpoint or ""
 
     async def get(self, name: str) -> PluginVolume:
-        """The plugin's description of one volume.
+        """The plugin's description of one volume. Gives up soon while the plugin is unreachable.
 
         Raises NotFound when it has none of that name.
         """
         try:
-            found = (await self._call("get", name, "Get")).volume
+            found = (await self._call("get", name, "Get", patient=False)).volume
         except ServerError as error:
             raise NotFound(f"get {name}: no such volume: {error.message}") from error
         if found is None or found.name not in ("", name):
@@ -117,16 +117,19 @@ class PluginDriver:
         return found is not None and found.name in ("", name)
 
     async def list(self) -> Sequence[PluginVolume]:
-        """Its volumes. Raises ServerError `list DRIVER: reason`."""
+        """Its volumes. Gives up soon while the plugin is unreachable.
+
+        Raises ServerError `list DRIVER: reason`.
+        """
         try:
-            found = (await self.plugin.call(f"{_KIND}.List", VolumeAnswer, {})).volumes or ()
+            found = (await self.plugin.call(f"{_KIND}.List", VolumeAnswer, {}, patient=False)).volumes or ()
         except EngineError as error:
             raise ServerError(f"list {self.name}: {error.message}") from error
         return [each for each in found if each.name]
 
-    async def _call(self, verb: str, name: str, method: str, **more: object) -> VolumeAnswer:
+    async def _call(self, verb: str, name: str, method: str, *, patient: bool = True, **more: object) -> VolumeAnswer:
         try:
-            return await self.plugin.call(f"{_KIND}.{method}", VolumeAnswer, {"Name": name, **more})
+            return await self.plugin.call(f"{_KIND}.{method}", VolumeAnswer, {"Name": name, **more}, patient=patient)
         except EngineError as error:
             raise ServerError(f"{verb} {name}: {error.message}") from error
 
@@ -138,10 +141,13 @@ class PluginDrivers:
         self._plugins = plugins
         self._drivers: dict[str, PluginDriver] = {}
 
-    async def get(self, name: str) -> PluginDriver:
-        """Raises NotFound in Docker's words, ServerError when the plugin does not answer."""
+    async def get(self, name: str, *, patient: bool = True) -> PluginDriver:
+        """The driver. `patient`: as in `Plugin.call`.
+
+        Raises NotFound in Docker's words, ServerError when the plugin does not answer.
+        """
         try:
-            plugin = await self._plugins.get(name, _KIND)
+            plugin = await self._plugins.get(name, _KIND, patient=patient)
         except EngineError as error:
             raise type(error)(f"error looking up volume plugin {name}: {error.message}") from error
         driver = self._drivers.get(plugin.name)
@@ -183,7 +189,7 @@ class PluginDrivers:
         return found, warnings
 
     async def _listed(self, name: str) -> tuple[PluginDriver, Sequence[PluginVolume]]:
-        driver = await self.get(name)
+        driver = await self.get(name, patient=False)
         return driver, await driver.list()
 
     async def find(self, name: str) -> tuple[PluginDriver, PluginVolume] | None:
@@ -195,6 +201,6 @@ class PluginDrivers:
 
     async def _known(self, plugin: str, name: str) -> tuple[PluginDriver, PluginVolume] | None:
         with contextlib.suppress(EngineError):
-            driver = await self.get(plugin)
+            driver = await self.get(plugin, patient=False)
             return driver, await driver.get(name)
         return None

@@ -225,6 +225,10 @@ def test_a_socket_without_a_server(engine: TempEngine, plugged: TempEngine) -> N
     try:
         answer = make(engine, 500, Name="v1", Driver="dead")
         assert answer["message"].startswith("create v1: error looking up volume plugin dead: Plugin.Activate")
+        # Calls that ask all plugins do not wait for it, or the reason would be the time limit.
+        (warning,) = engine.request("GET", "/v1.24/volumes").json()["Warnings"]
+        assert warning.startswith('error looking up volume plugin dead: Plugin.Activate: plugin "dead": ')
+        assert engine.request("GET", "/v1.24/volumes/unknown").status == 404
         # It appears while the engine waits for it.
         threading.Timer(0.5, dead.listen, [plugged.base / "sockets" / "dead.sock"]).start()
         make(engine, Name="v1", Driver="dead")
