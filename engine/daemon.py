@@ -63,7 +63,7 @@ from engine.plugins.discovery import Discovery
 from engine.plugins.managed.process import NETNS, SOCKETS, Processes
 from engine.plugins.managed.store import ManagedPlugins
 from engine.plugins.registry import Plugins
-from engine.runtime import apparmor, cgroups
+from engine.runtime import apparmor
 from engine.runtime.cdi import Registry
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.programs import Programs
@@ -192,6 +192,8 @@ class Daemon:
         """Open the parts that containers depend on: records, images, networks, volumes."""
         config = self.config
         self.cgroups = await asyncio.to_thread(Cgroups.detect)
+        hold = await asyncio.to_thread(self.cgroups.hold)
+        stack.push_async_callback(asyncio.to_thread, hold.release)
         self.runtimes = await asyncio.to_thread(Runtimes.find, config.runtime, config.runtimes, config.run)
         self.devices = Registry(config.cdi_specs)
         self.records = Records.in_root(config.root)
@@ -555,7 +557,6 @@ class Daemon:
             if left := {process.exit for process in self.monitor.processes.values()}:
                 await asyncio.wait(left, timeout=END_LIMIT)
             await self.monitor.shutdown()
-            await asyncio.to_thread(self.cgroups.discard, cgroups.PARENT)
         else:
             await self.monitor.close()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import platform
 import re
@@ -332,16 +333,11 @@ class Cgroups(msgspec.Struct, frozen=True):
         """Returns True if any hierarchy has this cgroup."""
         return any(os.path.isdir(root + cgroup) for root in self.roots())
 
-    def discard(self, cgroup: str) -> None:
-        """Remove a cgroup if it is empty; otherwise leave it, because other engines may use it
-        too.
+    def hold(self) -> ParentHold:
+        """Create `PARENT`, and keep it from removal by other engines until `release`. Blocks on
+        files, and for a moment on an engine that ends.
         """
-        for root in self.roots():
-            try:
-                os.rmdir(root + cgroup)
-            except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.EBUSY, errno.ENOTEMPTY):
-                    raise
+        return ParentHold(self.roots())
 
     def processes(self, cgroup: str) -> list[int]:
         """Pids in the cgroup and in those below it, ascending; empty when the cgroup is gone.
@@ -366,6 +362,69 @@ class Cgroups(msgspec.Struct, frozen=True):
             except FileNotFoundError:
                 continue
         return frozenset(names)
+
+
+_ATTEMPTS = 100
+"""At a parent that other engines remove."""
+
+
+class ParentHold:
+    """Keeps `PARENT`, which the engines of a host share, while one of them may start a container.
+
+    Otherwise an engine that ends could remove it while the runtime of another one makes a cgroup in
+    it. Each engine has a shared lock (flock(2)) on the directory, and the last one removes it.
+    """
+
+    def __init__(self, roots: tuple[str, ...]) -> None:
+        self._directories = [root + PARENT for root in roots]
+        self._fd = -1
+        # A hierarchy may be read-only or gone: the first container of this engine reports that.
+        with contextlib.suppress(OSError):
+            for _ in range(_ATTEMPTS):
+                if roots and self._fd < 0:
+                    self._try()
+
+    def _try(self) -> None:
+        try:
+            for each in self._directories:
+                os.makedirs(each, exist_ok=True)
+            fd = os.open(self._directories[0], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except (FileNotFoundError, FileExistsError):
+            return  # removed by an engine that ends, perhaps while makedirs looked
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if all(map(os.path.isdir, self._directories)) and os.path.samestat(
+                os.fstat(fd), os.stat(self._directories[0])
+            ):
+                self._fd, fd = fd, -1
+        except FileNotFoundError:
+            pass
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def release(self) -> None:
+        """Remove the parent if it is empty and no other engine holds it. Idempotent. Blocks on
+        files.
+        """
+        if self._fd < 0:
+            return
+        fd, self._fd = self._fd, -1
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for each in self._directories:
+                with contextlib.suppress(OSError):  # containers are in it, or it is removed already
+                    os.rmdir(each)
+        except BlockingIOError:
+            pass  # another engine's
+        finally:
+            os.close(fd)
+
+    def __enter__(self) -> ParentHold:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 _BFQ_WEIGHT = "blkio.bfq.weight"

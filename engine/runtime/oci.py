@@ -114,10 +114,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
             if path is None:
                 rejected.append(f"{candidate}: not installed")
                 continue
-            used = hierarchies.exists(cgroups.PARENT)
-            trial = attempt(path, run)
-            if not used:  # another engine may be about to put a container into it
-                hierarchies.discard(cgroups.PARENT)
+            with hierarchies.hold():
+                trial = attempt(path, run)
             if trial.works:
                 reason = "chosen by the operator" if choice else "; ".join(rejected) or "preferred"
                 family, version = words_of_version(path)

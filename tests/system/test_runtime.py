@@ -7,7 +7,6 @@ behind.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
@@ -25,7 +24,7 @@ import pytest
 from engine.containers import spec
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound, ServerError
-from engine.runtime import capabilities, cgroups, oci, users
+from engine.runtime import capabilities, oci, users
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.system import mounts
@@ -152,31 +151,19 @@ class Box:
         for container_id in self.ids:
             argv = [self.runtime.path, "--root", self.runtime.root, "delete", "--force", container_id]
             subprocess.run(argv, capture_output=True, check=False)
-        HIERARCHIES.discard(cgroups.PARENT)
 
 
 @pytest.fixture
 def box(runtime: Runtime, tmp_path: Path) -> Iterator[Box]:
     box = Box(runtime, tmp_path)
-    # An engine of another test that ends would remove the empty parent while the runtime makes its
-    # cgroup in it.
-    kept = f"{cgroups.PARENT}/kept-{secrets.token_hex(8)}"
-    for root in HIERARCHIES.roots():
-        _make(Path(root + kept))
+    hold = HIERARCHIES.hold()
     try:
         yield box
     finally:
-        HIERARCHIES.discard(kept)
         box.close()
+        hold.release()
         left = [name for name in HIERARCHIES.children() if name in box.ids or name.startswith(f"probe-{os.getpid()}")]
         assert not left, "cgroups are left behind"
-
-
-def _make(cgroup: Path) -> None:
-    while not cgroup.exists():
-        with contextlib.suppress(FileNotFoundError):  # the parent was removed in between
-            cgroup.parent.mkdir(parents=True, exist_ok=True)
-            cgroup.mkdir()
 
 
 def fields(status: str) -> dict[str, str]:
@@ -368,8 +355,7 @@ def test_cgroup_parent(box: Box) -> None:
     record = box.record(["/bin/sleep", "600"], cgroup_parent=f"{parent}/deep")
     assert Group(box.start(record)).path("memory") == f"{parent}/deep/{record.id}"
     box.close()
-    HIERARCHIES.discard(f"{parent}/deep")
-    HIERARCHIES.discard(parent)
+    HIERARCHIES.remove(parent)
     assert not any(Path(root + parent).exists() for root in HIERARCHIES.roots())
 
 
@@ -523,19 +509,18 @@ def test_probe_falls_back_with_the_reason(tmp_path: Path, monkeypatch: pytest.Mo
         Runtime.probe(str(fake / "crun"), tmp_path)
     with pytest.raises(ServerError, match="/nowhere/crun: not installed"):
         Runtime.probe("/nowhere/crun", tmp_path)
-    HIERARCHIES.discard(cgroups.PARENT)
 
 
 @pytest.mark.parametrize("name", oci.CANDIDATES)
 def test_probe_works_where_run_is_mounted_noexec(name: str, tmp_path: Path) -> None:
     mounts.mount("tmpfs", tmp_path, "tmpfs", mounts.MS_NOEXEC | mounts.MS_NOSUID | mounts.MS_NODEV)
     try:
-        trial = oci.attempt(shutil.which(name, path=oci.SEARCH) or name, tmp_path)
+        with HIERARCHIES.hold():
+            trial = oci.attempt(shutil.which(name, path=oci.SEARCH) or name, tmp_path)
         assert trial.works, trial.reason
         assert not list(tmp_path.iterdir())
     finally:
         mounts.unmount(tmp_path)
-        HIERARCHIES.discard(cgroups.PARENT)
 
 
 def test_config_is_built_and_encoded_quickly(box: Box) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -87,19 +88,54 @@ def test_oom(tmp_path: Path) -> None:
     assert v2.oom_killed("abc", "parent")
 
 
+def test_the_last_engine_removes_the_parent(tmp_path: Path) -> None:
+    hierarchies = host(tmp_path, *V1)
+    places = [tmp_path / name / "engined" for name in ("cpu", "memory", "systemd")]
+    first, second = hierarchies.hold(), hierarchies.hold()
+    first.release()
+    first.release()
+    assert all(place.is_dir() for place in places)
+    (places[1] / "abc").mkdir()
+    second.release()
+    assert [place.is_dir() for place in places] == [False, True, False], "a container is in one"
+    (places[1] / "abc").rmdir()
+    with hierarchies.hold():
+        assert all(place.is_dir() for place in places)
+    assert not any(place.exists() for place in places)
+
+
+def test_a_parent_that_cannot_be_made_is_not_held(tmp_path: Path) -> None:
+    host(tmp_path).hold().release()
+    hierarchies = host(tmp_path, *V1)
+    (tmp_path / "memory/engined").write_text("a file")
+    hierarchies.hold().release()
+    assert (tmp_path / "memory/engined").is_file()
+
+
+def test_engines_that_come_and_go_never_miss_the_parent(tmp_path: Path) -> None:
+    hierarchies = host(tmp_path, *V1)
+
+    def life(number: int) -> None:
+        for turn in range(50):
+            with hierarchies.hold():
+                for name in ("cpu", "memory", "systemd"):  # as the runtime: without the parents
+                    (tmp_path / name / f"engined/{number}-{turn}").mkdir()
+                for name in ("cpu", "memory", "systemd"):
+                    (tmp_path / name / f"engined/{number}-{turn}").rmdir()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(life, range(4)))
+    assert not any((tmp_path / name / "engined").exists() for name in ("cpu", "memory", "systemd"))
+
+
 def test_remove_goes_down_and_tolerates_absence(tmp_path: Path) -> None:
     hierarchies = host(tmp_path, *V1)
     (tmp_path / "memory/engined/abc/inner/most").mkdir(parents=True)
     (tmp_path / "cpu/engined/def").mkdir(parents=True)
     assert hierarchies.children() == {"abc", "def"}
-    hierarchies.discard("/engined")
-    assert hierarchies.children() == {"abc", "def"}
     hierarchies.remove("/engined/abc")
     hierarchies.remove("/engined/abc")
     assert hierarchies.children() == {"def"}
-    hierarchies.discard("/engined")
-    assert not (tmp_path / "memory/engined").exists()
-    assert (tmp_path / "cpu/engined").exists()
     (tmp_path / "cpu/engined/def/file").write_text("busy")
     with pytest.raises(OSError, match="not empty"):
         hierarchies.remove("/engined/def")
