@@ -20,6 +20,26 @@ NONE = -1
 _NO_BYTES = 0x7FFFFFFFFFFFF000
 """v1's value for a limit that is not set."""
 
+WRITES = """
+cd /sys/fs/cgroup && grep -q cgroup /proc/self/mounts || exit 1
+for each in $(find . -follow -type d 2>/dev/null); do mkdir $each/made 2>&1 && echo "made $each/made"; done
+for each in $(find . -follow -type f 2>/dev/null); do (echo -1 >$each) 2>&1 && echo "wrote $each"; done
+echo tried
+"""
+"""A script for a container's root that tries to make a cgroup everywhere, and to write to every
+file. It prints what succeeded and all refusals.
+"""
+
+
+def succeeded(output: str) -> list[str]:
+    """The lines of WRITES but refusals because of a read-only mount, of which there must be some.
+    The last line is `tried`.
+    """
+    lines = output.splitlines()
+    left = [line for line in lines if "Read-only file system" not in line]
+    assert len(left) + 20 < len(lines), output
+    return left
+
 
 class Group:
     """The cgroup of a process."""

@@ -148,7 +148,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
             seccomp=filter_,
             sysctl=_sysctls(record, place),
             masked_paths=() if host.privileged else _paths(host.masked_paths, security.MASKED_PATHS),
-            readonly_paths=() if host.privileged else _readonly_paths(host, place.cgroups, seen),
+            readonly_paths=_readonly_paths(host, place.cgroups, seen),
         ),
         annotations={**(host.annotations or {}), **annotations},
     )
@@ -362,17 +362,43 @@ def _paths(given: list[str] | None, default: tuple[str, ...]) -> tuple[str, ...]
     return default if given is None else tuple(given)
 
 
-def _readonly_paths(host: HostConfig, hierarchies: Cgroups, seen: Iterable[oci.Mount]) -> tuple[str, ...]:
-    return readonly_paths(_paths(host.readonly_paths, security.READONLY_PATHS), hierarchies, seen)
+def _readonly_paths(host: HostConfig, hierarchies: Cgroups, seen: Sequence[oci.Mount]) -> tuple[str, ...]:
+    paths = () if host.privileged else _paths(host.readonly_paths, security.READONLY_PATHS)
+    return readonly_paths(paths, hierarchies, seen)
 
 
-def readonly_paths(paths: tuple[str, ...], hierarchies: Cgroups, seen: Iterable[oci.Mount]) -> tuple[str, ...]:
-    """These paths, under v1 also the tmpfs with the hierarchies' mount points, which runtimes leave
-    writable.
+def readonly_paths(paths: Iterable[str], hierarchies: Cgroups, mounts: Sequence[oci.Mount]) -> tuple[str, ...]:
+    """These paths and, under v1, the tmpfs with the hierarchies' mount points, which runtimes leave
+    writable. Read-only mounts below a path follow it.
+
+    Runtimes bind a read-only path to itself, with copies of the mounts below it. crun makes all
+    mounts read-only at the end, and forgets such copies: without a path of their own they would be
+    writable. Paths below /proc and /sys come last, because an image can have a link to them at any
+    other path.
     """
-    if hierarchies.mode == "v2" or any(each.destination == _CGROUP and each.type != "cgroup" for each in seen):
-        return paths
-    return (*paths, _CGROUP)
+    wanted = list(paths)
+    read_only = [each.destination for each in mounts if "ro" in each.options]
+    if hierarchies.mode != "v2" and any(each.type == "cgroup" and "ro" in each.options for each in mounts):
+        wanted.append(_CGROUP)
+        read_only += [f"{_CGROUP}/{name}" for name in hierarchies.names()]
+    wanted.sort(key=_depth)
+    read_only.sort(key=_depth)
+    found = [path for path in wanted if not _is_system(path)]
+    if found:
+        found += [path for path in read_only if not _is_system(path)]
+    for path in filter(_is_system, wanted):
+        below = f"{posixpath.normpath(path)}/"
+        found += [path, *(each for each in read_only if each.startswith(below))]
+    return tuple(found)
+
+
+def _depth(path: str) -> int:
+    return posixpath.normpath(path).count("/")
+
+
+def _is_system(path: str) -> bool:
+    """True if it is in /proc or /sys, where images have no links."""
+    return f"{posixpath.normpath(path)}/".startswith(("/proc/", "/sys/"))
 
 
 _CGROUP = "/sys/fs/cgroup"

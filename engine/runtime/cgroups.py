@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import platform
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -86,6 +87,9 @@ def numbers(text: str, most: int = MOST_CPUS) -> frozenset[int]:
 _MOST_RANGES = 1024
 _RANGE = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 
+
+_REORDERED = {"net_prio,net_cls": ("net_cls,net_prio",), "cpuacct,cpu": ("cpu,cpuacct",)}
+"""The usual names of directories, where they are not the kernel's names of the hierarchies."""
 
 _LIFTED = {
     "cpu": (("cpu.cfs_quota_us", "-1"), ("cpu.max", "max")),
@@ -302,6 +306,19 @@ class Cgroups(msgspec.Struct, frozen=True):
         """Every hierarchy's mount, once."""
         mounts = {*self.controllers.values(), self.unified} - {""}
         return tuple(sorted(mounts))
+
+    def names(self, membership: Path = Path("/proc/self/cgroup")) -> list[str]:
+        """The names that the v1 hierarchies can have below /sys/fs/cgroup of a container.
+
+        crun takes them from /proc/self/cgroup, others from the mounts. The kernel's list is read at
+        each call: a hierarchy may have been mounted since `detect`.
+        """
+        found = {posixpath.basename(mount) for mount in self.controllers.values()}
+        for line in membership.read_text().splitlines():
+            controllers = line.split(":", 2)[1]
+            name = controllers.rpartition("name=")[2]
+            found |= {name, *_REORDERED.get(name, ())}
+        return sorted(found - {""})
 
     def remove(self, cgroup: str) -> None:
         """Remove a cgroup and those below it in every hierarchy, as far as they still exist. Raises

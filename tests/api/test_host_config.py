@@ -15,6 +15,7 @@ from urllib.parse import quote
 import pytest
 
 from tests import cgroups
+from tests.building import printed
 from tests.harness import TempEngine, until
 
 MISSING = 'invalid mount config for type "bind": bind source path does not exist: '
@@ -388,6 +389,19 @@ def test_filters_ancestor_with_descendants_and_health(tidied: TempEngine) -> Non
 
 
 # --- control groups -------------------------------------------------------------------------------
+
+
+@pytest.mark.own
+def test_limits_hold_in_exec_and_in_run(engine: TempEngine) -> None:
+    """`tests/system/test_runtime.py` has it for the container's own process, with both runtimes."""
+    container = engine.started("sleep", "600", host={"Memory": 50 << 20})
+    ran = engine.docker("exec", container, "sh", "-c", cgroups.WRITES)
+    assert cgroups.succeeded(ran.out) == ["tried"]
+    ran = engine.docker("exec", "--privileged", container, "sh", "-c", cgroups.WRITES)
+    assert cgroups.succeeded(ran.out) == ["tried"]
+    assert cgroups.Group(engine.inspect(container)["State"]["Pid"]).memory == 50 << 20
+    built = printed(engine, json.dumps(["sh", "-c", cgroups.WRITES]), memory=50 << 20)
+    assert cgroups.succeeded("\n".join(built)) == ["tried"]
 
 
 @pytest.mark.own

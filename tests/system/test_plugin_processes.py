@@ -411,6 +411,15 @@ def test_the_socket_must_not_be_a_link(shared: PluginEngine, tmp_path: Path) -> 
     assert "did not answer" in plugin.refused(timeout=0.5)
 
 
+def test_it_cannot_change_its_limits(shared: PluginEngine) -> None:
+    process = Path(f"/proc/{Installed(shared).enable().pid}")
+    hierarchies = [process / "root/sys/fs/cgroup", *process.glob("root/sys/fs/cgroup/*/")]
+    assert any("cgroup" in line for line in (process / "mounts").read_text().splitlines())
+    for each in hierarchies:
+        with pytest.raises(OSError, match="Read-only file system"):
+            (each / "made").mkdir()
+
+
 def test_host_namespaces(shared: PluginEngine) -> None:
     plugin = Installed(shared, Network={"Type": "host"}, PidHost=True, IpcHost=True)
     plugin.enable()

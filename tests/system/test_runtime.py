@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.containers import spec
+from engine.containers import security, spec
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.runtime import capabilities, oci, users
@@ -30,6 +30,7 @@ from engine.runtime.oci import Runtime
 from engine.system import mounts
 from engine.wire import oci as wire
 from engine.wire.containers import Config, DeviceMapping, HostConfig, MountPoint, Ulimit
+from tests import cgroups
 from tests.cgroups import Group
 
 BUSYBOX = Path("/bin/busybox")
@@ -278,6 +279,44 @@ def test_mounts_are_dockers(box: Box) -> None:
     for name in ("hosts", "hostname", "resolv.conf"):
         assert f"# {name} of the test" in text
     assert box.run("wc -c < /proc/keys; wc -c < /proc/timer_list; ls /sys/firmware | wc -l").split() == ["0", "0", "0"]
+
+
+@pytest.mark.parametrize("host", [{}, {"cap_drop": ["ALL"]}, {"cgroupns_mode": "private"}], ids=["plain", "drop", "ns"])
+def test_a_container_cannot_change_its_limits(box: Box, host: dict[str, Any]) -> None:
+    text = box.run(cgroups.WRITES, memory=50 << 20, **host)
+    # without CAP_DAC_OVERRIDE, the mode of some files forbids writing
+    assert [line for line in cgroups.succeeded(text) if "Permission denied" not in line] == ["tried"]
+
+
+def test_cgroups_are_writable_where_asked(box: Box) -> None:
+    script = "cd /sys/fs/cgroup && mkdir ${1:-.}/made && rmdir ${1:-.}/made && echo made"
+    command = ["/bin/sh", "-c", script, "sh", "" if HIERARCHIES.mode == "v2" else "memory"]
+    assert box.run(command, security_opt=["writable-cgroups=true"], cgroupns_mode="private") == "made"
+    text = box.run(cgroups.WRITES, privileged=True, security_opt=["writable-cgroups=false"])
+    assert cgroups.succeeded(text) == ["tried"]
+
+
+def test_mounts_below_read_only_paths(box: Box, tmp_path: Path) -> None:
+    """A read-only mount stays read-only, whatever read-only paths are above it or link to it. A
+    writable one stays writable.
+    """
+    (tmp_path / "data").mkdir()
+    (box.rootfs / "alias").symlink_to("proc")
+    points = tuple(
+        MountPoint(source=str(tmp_path / "data"), destination=path, rw=path.endswith("rw"), propagation="rprivate")
+        for path in ("/srv/a", "/srv/a/rw", "/srv/b/c", "/sys/fs/cgroup/d")
+    )
+    (tmp_path / "data" / "rw").mkdir()
+    script = """
+    for each in /srv /srv/a /srv/a/rw /srv/b /srv/b/c /sys/fs/cgroup /sys/fs/cgroup/d; do
+        touch $each/x 2>&1 && echo "wrote $each"
+    done
+    (echo 1 >/proc/sys/vm/drop_caches) 2>&1
+    """
+    paths = ["/srv", "/alias", "/srv/b", *security.READONLY_PATHS]
+    text = box.run(script, mounts=points, readonly_paths=paths, status=1)
+    assert [line for line in text.splitlines() if "Read-only file system" not in line] == ["wrote /srv/a/rw"]
+    assert "drop_caches" in text
 
 
 def test_read_only_root(box: Box) -> None:

@@ -426,8 +426,28 @@ def test_masked_and_read_only_paths() -> None:
     """A list replaces the default, also an empty one: `--security-opt systempaths=unconfined`."""
     linux = built(place(cgroups=V2), masked_paths=["/proc/kcore"], readonly_paths=[])["linux"]
     assert linux["maskedPaths"] == ["/proc/kcore"] and "readonlyPaths" not in linux
-    assert built(readonly_paths=[])["linux"]["readonlyPaths"] == ["/sys/fs/cgroup"], "the tmpfs of v1 stays read-only"
+    under_v1 = built(readonly_paths=[])["linux"]["readonlyPaths"]
+    assert under_v1[0] == "/sys/fs/cgroup", "the tmpfs of v1 stays read-only"
+    assert "/sys/fs/cgroup/nowhere" in under_v1, "and so do the hierarchies below it"
     assert built(masked_paths=None)["linux"]["maskedPaths"] == list(security.MASKED_PATHS)
+
+
+@pytest.mark.parametrize(
+    ("paths", "expected"),
+    [
+        (["/proc/sys", "/proc/bus"], ["/proc/sys", "/proc/bus"]),
+        (["/proc/sys", "/proc"], ["/proc", "/proc/sys"]),
+        (["/a/b", "/proc/bus", "/a"], ["/a", "/a/b", "/a/x", "/c/d/x", "/proc/bus"]),
+        (["/sys/fs"], ["/sys/fs", "/sys/fs/cgroup", "/sys/fs/cgroup/x"]),
+        (["/sys//fs/./"], ["/sys//fs/./", "/sys/fs/cgroup", "/sys/fs/cgroup/x"]),
+    ],
+)
+def test_order_of_read_only_paths(paths: list[str], expected: list[str]) -> None:
+    """Each mount that is read-only comes after the last path that may contain it."""
+    points = ("/c/d/x", "/a/x", "/sys/fs/cgroup/x")
+    seen = [spec.bind("/", path, False, "") for path in points]
+    seen += [spec.bind("/", "/a/w", True, ""), *spec.standard("ro", "ro", None)]
+    assert list(spec.readonly_paths(paths, V2, seen)) == expected
 
 
 def test_cgroup_namespaces() -> None:

@@ -31,6 +31,16 @@ V1 = (("cpu", "cgroup", "cpu,cpuacct"), ("memory", "cgroup", "xattr,memory"), ("
 V2 = ("unified", "cgroup2", "nsdelegate")
 
 
+def test_names_in_containers(tmp_path: Path) -> None:
+    membership = tmp_path / "cgroup"
+    membership.write_text("5:net_prio,net_cls:/a\n4:cpuacct,cpu:/a:b\n3:memory:/\n2:misc:/\n1:name=systemd:/\n0::/x\n")
+    names = set(host(tmp_path, *V1).names(membership))
+    assert names == {
+        *("net_prio,net_cls", "net_cls,net_prio", "cpuacct,cpu", "cpu,cpuacct"),
+        *("memory", "misc", "systemd", "cpu"),
+    }
+
+
 def test_modes(tmp_path: Path) -> None:
     assert host(tmp_path).mode == "none"
     v1 = host(tmp_path, *V1)
