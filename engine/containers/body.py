@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -214,13 +214,31 @@ def checked_host(host: HostConfig) -> HostConfig:
 
 def warnings(host: HostConfig) -> list[str]:
     """What a client should know about the HostConfig that it has sent, in Docker's words."""
-    empty = sorted(port for port, bindings in (host.port_bindings or {}).items() if not bindings)
-    if not empty:
-        return []
-    return [
-        f"Following container port(s) {EMPTY_BINDINGS}: {', '.join(empty)}. "
-        "Such bindings will be discarded in a future version."
-    ]
+    found = []
+    if empty := sorted(port for port, bindings in (host.port_bindings or {}).items() if not bindings):
+        found.append(
+            f"Following container port(s) {EMPTY_BINDINGS}: {', '.join(empty)}. "
+            "Such bindings will be discarded in a future version."
+        )
+    if host.privileged:
+        found += [f"{field} has no effect in privileged mode." for field in _overridden(host)]
+    return found
+
+
+def _overridden(host: HostConfig) -> Iterator[str]:
+    """Fields of a privileged container that have no effect, as in Docker. A seccomp profile,
+    no-new-privileges and writable-cgroups do have theirs.
+    """
+    if host.cap_drop:
+        yield "CapDrop"
+    if host.masked_paths:
+        yield "MaskedPaths"
+    if host.readonly_paths:
+        yield "ReadonlyPaths"
+    if any(device.cgroup_permissions not in ("", "rwm") for device in host.devices or ()):
+        yield "CgroupPermissions of Devices"
+    if security.parse(host.security_opt or ()).apparmor not in ("", security.UNCONFINED):
+        yield "The AppArmor profile of SecurityOpt"
 
 
 # --- modes: shared namespaces ---------------------------------------------------------------------

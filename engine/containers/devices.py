@@ -45,12 +45,21 @@ def nodes(host: HostConfig) -> Iterator[tuple[oci.Device, oci.DeviceRule]]:
     """The device nodes of a container, each with its cgroup rule. Raises NotFound for a missing
     one.
     """
+    mapped = list(_mapped(host))
     if host.privileged:
+        replaced = {device.path for device, _ in mapped}
         for path in _device_files("/dev"):
-            yield from _device(path, path, "rwm")
-        return
+            if path not in replaced:
+                yield from _device(path, path, "rwm")
+    yield from mapped
+
+
+def _mapped(host: HostConfig) -> Iterator[tuple[oci.Device, oci.DeviceRule]]:
+    """Those of Devices. A privileged container has those of the host's /dev in any case."""
     for mapping in host.devices or ():
         source, target = mapping.path_on_host, mapping.path_in_container or mapping.path_on_host
+        if host.privileged and source == target and source.startswith("/dev/"):
+            continue
         access = mapping.cgroup_permissions or "rwm"
         if not set(access) <= set("rwm"):
             raise InvalidParameter(f"Devices: {source}: invalid CgroupPermissions {access!r}")

@@ -43,8 +43,10 @@ class Security(msgspec.Struct, frozen=True, kw_only=True):
     """The parsed entries."""
 
     no_new_privileges: bool = False
-    confined: bool = True
-    """Under a seccomp profile."""
+    confined: bool | None = None
+    """Whether a seccomp profile applies, if the entries say so. Otherwise the default one does, but
+    not to a privileged container.
+    """
     profile: seccomp.Custom | None = None
     """The client's own profile instead of the default one."""
     writable_cgroups: bool | None = None
@@ -66,7 +68,8 @@ def parse(options: Iterable[str]) -> Security:
 
     A later entry of a kind replaces an earlier one.
     """
-    confined, apparmor_profile = True, ""
+    confined: bool | None = None
+    apparmor_profile = ""
     switches: dict[str, bool | None] = {"no-new-privileges": False, "writable-cgroups": None}
     profile: seccomp.Custom | None = None
     for option in options:
@@ -83,7 +86,7 @@ def parse(options: Iterable[str]) -> Security:
                 raise InvalidParameter(f"SecurityOpt: invalid --security-opt 2: {_shown(option)}: not a boolean")
             switches[name] = booleans.WORDS[value]
         elif name == "seccomp":
-            confined = value != UNCONFINED
+            confined = value != UNCONFINED if value else None
             profile = None if value in (UNCONFINED, "builtin", "") else seccomp.custom(value)
         elif name == "apparmor":
             if value not in _WITHOUT_APPARMOR and not apparmor.enabled():

@@ -96,9 +96,9 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
     wanted = security.parse(host.security_opt or ())
     filter_: msgspec.Raw | None = None
     annotations: dict[str, str] = {}
-    if wanted.profile is not None and not host.privileged:
+    if wanted.profile is not None:
         filter_ = seccomp.section(wanted.profile, granted)
-    elif wanted.confined and not host.privileged:
+    elif wanted.confined or (wanted.confined is None and not host.privileged):
         filter_, annotations = place.runtime.seccomp(seccomp.profile(granted))
     bounding = capabilities.bounding()
     user = oci.User(
@@ -178,8 +178,8 @@ def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity
     """A further process of the container: its own command and user, the container's environment,
     limits and confinement.
 
-    Privileged means every capability that the engine has; the container's seccomp filter stays,
-    since it is the container's.
+    Privileged means every capability that the engine has, and nothing else, as in Docker. The
+    AppArmor profile and no-new-privileges of the container stay.
     """
     host = record.host
     granted = capabilities.granted(
@@ -202,8 +202,8 @@ def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity
         cwd=directory(config.working_dir or record.config.working_dir),
         capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
         rlimits=[rlimit(each, raisable="CAP_SYS_RESOURCE" in capabilities.bounding()) for each in host.ulimits or ()],
-        no_new_privileges=wanted.no_new_privileges and not config.privileged,
-        apparmor_profile="" if host.privileged or config.privileged else wanted.apparmor_profile,
+        no_new_privileges=wanted.no_new_privileges,
+        apparmor_profile="" if host.privileged else wanted.apparmor_profile,
         oom_score_adj=host.oom_score_adj or None,
     )
 

@@ -38,3 +38,16 @@ def test_an_exec_is_confined_as_its_container_is(engine: TempEngine) -> None:
     container = engine.started("sleep", "100")
     done = engine.docker("exec", container, "cat", "/proc/self/attr/current")
     assert done.out.strip() == "docker-default (enforce)"
+    done = engine.docker("exec", "--privileged", container, "cat", "/proc/self/attr/current")
+    assert done.out.strip() == "docker-default (enforce)"
+
+
+@pytest.mark.skipif(not HERE, reason="the kernel has no AppArmor")
+def test_privileged_is_unconfined_whatever_it_asks_for(engine: TempEngine) -> None:
+    body = {"Image": "busybox", "Cmd": ["cat", "/proc/self/attr/current"]}
+    body["HostConfig"] = {"Privileged": True, "SecurityOpt": ["apparmor=docker-default"]}
+    answer = engine.request("POST", "/v1.44/containers/create", body).json()
+    assert answer["Warnings"] == ["The AppArmor profile of SecurityOpt has no effect in privileged mode."]
+    engine.post(f"/containers/{answer['Id']}/start")
+    assert engine.wait(answer["Id"]) == 0
+    assert engine.logs(answer["Id"]).strip() == b"unconfined"

@@ -229,6 +229,15 @@ def test_privileged_has_all_that_the_engine_has(box: Box) -> None:
     assert text.endswith("rw")
 
 
+def test_a_privileged_container_obeys_its_own_filter(box: Box) -> None:
+    rules = [{"names": ["chown", "fchownat", "lchown", "fchown"], "action": "SCMP_ACT_ERRNO"}]
+    profile = json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules})
+    script = "chown 1 /tmp 2>&1; cat /proc/self/status"
+    text = box.run(script, privileged=True, security_opt=[f"seccomp={profile}"])
+    assert "Operation not permitted" in text
+    assert fields(text)["Seccomp"] == "2"
+
+
 def test_user_by_name_has_its_groups_and_no_capability(box: Box) -> None:
     text = box.run("id; echo $HOME; cat /proc/self/status", user="ann", group_add=["video", "77"])
     assert "uid=1000(ann) gid=1001(ann) groups=29(audio),44(video),77,1001(ann)" in text

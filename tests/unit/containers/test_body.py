@@ -1,5 +1,7 @@
 """The rules of a create body, and the merge with the image's configuration."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -216,6 +218,33 @@ def test_an_empty_list_of_bindings_is_one_ephemeral_port() -> None:
         "Such bindings will be discarded in a future version."
     )
     assert rules.warnings(host(PortBindings={"81/tcp": [{"HostPort": "8081"}]}).host_config) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("CapDrop", ["ALL"], "CapDrop"),
+        ("CapDrop", "CHOWN", "CapDrop"),
+        ("MaskedPaths", ["/proc/kcore"], "MaskedPaths"),
+        ("ReadonlyPaths", ["/proc/sys"], "ReadonlyPaths"),
+        ("Devices", [{"PathOnHost": "/dev/a", "CgroupPermissions": "r"}], "CgroupPermissions of Devices"),
+    ],
+)
+def test_warnings_of_what_privileged_overrides(field: str, value: Any, named: str) -> None:
+    given = {field: value}
+    assert rules.warnings(host(Privileged=True, **given).host_config) == [f"{named} has no effect in privileged mode."]
+    assert rules.warnings(host(**given).host_config) == []
+
+
+def test_privileged_alone_has_no_warning() -> None:
+    harmless = {
+        "CapAdd": ["ALL"],
+        "MaskedPaths": [],
+        "ReadonlyPaths": None,
+        "Devices": [{"PathOnHost": "/dev/a", "CgroupPermissions": "rwm"}],
+        "SecurityOpt": ["apparmor=unconfined", "seccomp=unconfined", "no-new-privileges"],
+    }
+    assert rules.warnings(host(Privileged=True, **harmless).host_config) == []
 
 
 def test_stop_signal_as_a_number_is_kept_as_text() -> None:

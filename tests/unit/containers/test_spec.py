@@ -17,6 +17,7 @@ from engine.runtime.oci import SECCOMP_PROGRAM, Runtime
 from engine.runtime.users import Identity
 from engine.wire import oci
 from engine.wire.containers import Config, DeviceMapping, HostConfig, MountPoint, ThrottleDevice, Ulimit, WeightDevice
+from engine.wire.exec import ExecCreate
 
 ID = "c" * 64
 V1 = Cgroups(mode="v1", controllers={"memory": "/nowhere"})
@@ -166,6 +167,58 @@ def test_writable_control_groups() -> None:
     ):
         found = mounts_of(built(place(cgroups=V2), security_opt=option, privileged=privileged))["/sys/fs/cgroup"]
         assert found["options"][-1] == access
+
+
+DENY_CHOWN = '{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"names":["chown"],"action":"SCMP_ACT_ERRNO"}]}'
+
+
+@pytest.mark.parametrize(
+    ("options", "default_action"),
+    [
+        ([], None),
+        (["seccomp="], None),
+        (["seccomp=unconfined"], None),
+        (["seccomp=builtin"], "SCMP_ACT_ERRNO"),
+        ([f"seccomp={DENY_CHOWN}"], "SCMP_ACT_ALLOW"),
+        ([f"seccomp={DENY_CHOWN}", "seccomp=unconfined"], None),
+    ],
+)
+def test_a_privileged_container_has_the_filter_that_it_names(options: list[str], default_action: str | None) -> None:
+    found = built(privileged=True, security_opt=options)["linux"].get("seccomp", {})
+    assert found.get("defaultAction") == default_action
+
+
+def test_what_privileged_overrides() -> None:
+    """As in dockerd 28.5.2. The create warns of each."""
+    options = ["no-new-privileges", "writable-cgroups=false"]
+    document = built(
+        privileged=True,
+        security_opt=options,
+        cap_drop=["ALL"],
+        masked_paths=["/proc/kcore"],
+        readonly_paths=["/proc/sys"],
+        devices=[
+            DeviceMapping(path_on_host="/dev/zero", path_in_container="/dev/other", cgroup_permissions="r"),
+            DeviceMapping(path_on_host="/dev/null", path_in_container="/dev/zero"),
+            DeviceMapping(path_on_host="/dev/not-here"),
+        ],
+    )
+    linux = document["linux"]
+    assert document["process"]["noNewPrivileges"] is True
+    assert set(document["process"]["capabilities"]["effective"]) == capabilities.bounding()
+    assert "maskedPaths" not in linux
+    assert not any(path.startswith("/proc") for path in linux["readonlyPaths"])
+    assert linux["resources"]["devices"] == [{"allow": True, "access": "rwm"}]
+    minors = {device["path"]: device["minor"] for device in linux["devices"]}
+    assert len(minors) == len(linux["devices"]), "a path has one node"
+    assert (minors["/dev/other"], minors["/dev/zero"], minors["/dev/full"]) == (5, 3, 7)
+
+
+def test_a_privileged_exec_has_the_confinement_of_its_container() -> None:
+    of = record(security_opt=["no-new-privileges"])
+    process = spec.exec_process(of, ExecCreate(cmd=["x"], privileged=True), Identity(0, 0, (0,), "/root"))
+    assert process.no_new_privileges
+    assert process.capabilities is not None and set(process.capabilities.effective) == capabilities.bounding()
 
 
 @pytest.mark.parametrize("option", ["seccomp={}", "seccomp=/file", "no-new-privileges=maybe"])
