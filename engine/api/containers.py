@@ -171,7 +171,6 @@ async def _list_with_sizes(found: list[Container], images: ImageStore, request: 
 
 
 async def create(engine: Engine, request: Request) -> Reply:
-    parameters.check_json(request)
     exact = request.authorization is not None
     prepare = exact_host_config_beside if exact else host_config_beside
     body = await parameters.json_body(request, CreateBody, CREATE_LIMIT, prepare=prepare)
@@ -398,6 +397,7 @@ async def start(engine: Engine, request: Request) -> Reply:
     if body not in (b"", b"{}", b"null"):
         if request.version.has(Flag.START_TAKES_NO_HOST_CONFIG):
             raise InvalidParameter("starting container with HostConfig was deprecated since v1.10 and removed in v1.12")
+        parameters.check_json(request)
         host = parameters.decode_json(body, HostConfig, exact=request.authorization is not None)
         await settings.set_host(container, host, engine.containers.support)
     with _refusals(request):

@@ -142,7 +142,7 @@ def attestations(engine: Engine, request: Request) -> Reply:
 
 
 async def log_in(engine: Engine, request: Request) -> Reply:
-    credentials = (await parameters.json_body(request, Credentials)).opened()
+    credentials = (await parameters.json_body(request, Credentials, typed=False)).opened()
     token = await engine.remote.log_in(credentials)
     return json_reply(request, LoggedIn(status="Login Succeeded", identity_token=token))
 

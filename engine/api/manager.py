@@ -118,6 +118,7 @@ async def body(request: Request, of: type[T], amend: Amend | None = None) -> T:
     content = await request.body.read(parameters.BODY_LIMIT)
     if not content.strip():
         raise InvalidParameter("request body is empty: a JSON object is expected")
+    parameters.check_json(request)
     older = request.version.upgrade(of)
 
     def upgrade(shape: dict[str, Any]) -> None:

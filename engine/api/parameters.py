@@ -217,13 +217,14 @@ async def json_body(
     limit: int = BODY_LIMIT,
     *,
     optional: bool = False,
+    typed: bool = True,
     prepare: Callable[[Any], None] | None = None,
 ) -> T:
     """The body as a struct. Field names match in any case, null means absent, unknown fields are
     ignored, and bodies of older versions are upgraded.
 
-    An empty body means all defaults if `optional`; otherwise it is refused. The Content-Type is not
-    checked, because clients send various ones. `prepare` changes the decoded JSON in place first.
+    An empty body means all defaults if `optional`; otherwise it is refused. `typed`: the
+    Content-Type of any other body is checked. `prepare` changes the decoded JSON in place first.
 
     If authorization plugins decide about the request, field names must be spelled as documented,
     because a plugin may not find a field in another spelling.
@@ -233,6 +234,8 @@ async def json_body(
         if not optional:
             raise InvalidParameter("request body is empty: a JSON object is expected")
         body = b"{}"
+    elif typed:
+        check_json(request)
     upgrade = request.version.upgrade(of) if request.version is not None else None
     return decode_json(body, of, upgrade, prepare, exact=request.authorization is not None)
 
@@ -248,12 +251,14 @@ def credentials(request: Request) -> Credentials:
 
 
 def check_json(request: Request) -> None:
-    """Raises InvalidParameter, in Docker's words, for a body with another Content-Type than JSON. A
-    body without a Content-Type is accepted.
+    """Raises InvalidParameter, in Docker's words, if the Content-Type is not that of JSON. A request
+    that a browser sends for a page of another site has none, or one of a form or of text.
     """
     given = request.headers.get("content-type")
-    if given and given.partition(";")[0].strip().lower() != "application/json":
-        raise InvalidParameter(f"Content-Type specified ({given}) must be 'application/json'")
+    if not given:
+        raise InvalidParameter("malformed Content-Type header (): mime: no media type: must be 'application/json'")
+    if given.partition(";")[0].strip().lower() != "application/json":
+        raise InvalidParameter(f"unsupported Content-Type header ({given[:100]}): must be 'application/json'")
 
 
 def decode_json(

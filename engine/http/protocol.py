@@ -23,7 +23,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError, InvalidParameter, RequestTimeout, ServerError
@@ -81,6 +81,7 @@ class Connection(asyncio.Protocol):
         "_consuming",
         "_drained",
         "_eof",
+        "_guard",
         "_heads",
         "_hijack",
         "_http10",
@@ -100,8 +101,10 @@ class Connection(asyncio.Protocol):
         "deadline",
     )
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, guard: Callable[[Request], None] | None = None) -> None:
+        """`guard` raises an error for a request that must not be handled."""
         self._server = server
+        self._guard = guard
         self._application = server.application
         self._heads = server.heads
         self._loop = asyncio.get_running_loop()
@@ -460,6 +463,8 @@ class Connection(asyncio.Protocol):
         request = self._request
         assert request is not None
         try:
+            if self._guard is not None:
+                self._guard(request)
             result = self._application(request)
         except Exception as error:
             self._answer(self._application.error_reply(error))

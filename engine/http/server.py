@@ -20,7 +20,7 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from engine.errors import ServerError
-from engine.http import tls
+from engine.http import origins, tls
 from engine.http.answer import AnswerWriter
 from engine.http.budget import PACE, Budget, Pace
 from engine.http.head import KnownHeads
@@ -131,7 +131,8 @@ class Server:
 
     async def listen_tcp(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
         """Listen with mutual TLS; without a context in plain text, on loopback addresses only.
-        Returns the port (`port` 0: any).
+        Requests of pages of other web sites are refused (`origins.py`). Returns the port (`port` 0:
+        any).
         """
         if context is None:
             if not _is_loopback(host):
@@ -143,8 +144,8 @@ class Server:
 
         def protocol() -> asyncio.Protocol:
             if context is None:
-                return Connection(self)
-            return tls.TlsTransport(context, lambda: Connection(self), self.limits.head_seconds)
+                return Connection(self, origins.check_plain)
+            return tls.TlsTransport(context, lambda: Connection(self, origins.check), self.limits.head_seconds)
 
         listening: list[socket.socket] = []
         try:

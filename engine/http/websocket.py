@@ -28,6 +28,7 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
 from engine.errors import EngineError, InvalidParameter
+from engine.http import origins
 from engine.http.messages import Request
 from engine.system.tasks import spawn
 
@@ -47,9 +48,12 @@ Join = Callable[[socket.socket], Awaitable[None]]
 
 
 class Upgrade:
-    """A request for a websocket. Raises InvalidParameter when it is not a valid one."""
+    """A request for a websocket. Raises InvalidParameter when it is not a valid one, and Forbidden
+    when a page of another web site makes it.
+    """
 
     def __init__(self, request: Request) -> None:
+        origins.check_site(request.headers)
         self.protocol = WSConnection(ConnectionType.SERVER)
         if request.headers.get("upgrade").lower() != "websocket":
             raise InvalidParameter("not a websocket handshake: the header Upgrade: websocket is missing")

@@ -48,6 +48,21 @@ def to_end(connection: websocket.WebSocket) -> tuple[bytes, int]:
         received += content
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"), [("http://evil.example", 403), ("null", 403), ("http://localhost:81", 403), (None, 101)]
+)
+def test_pages_of_other_sites_attach_to_nothing(engine: TempEngine, origin: str | None, status: int) -> None:
+    identifier = engine.started("cat", OpenStdin=True)
+    url = f"ws://localhost/v1.44/containers/{identifier}/attach/ws?{ALL}"
+    with client.connect(engine.socket) as connection:
+        try:
+            found = websocket.create_connection(url, socket=connection, origin=origin).getstatus()
+        except websocket.WebSocketBadStatusException as refused:
+            found = refused.status_code
+            assert b"pages of other web sites" in refused.resp_body
+    assert found == status
+
+
 def test_talk(engine: TempEngine) -> None:
     identifier = engine.started("cat", OpenStdin=True, StdinOnce=True)
     with attached(engine, identifier) as connection:

@@ -88,7 +88,8 @@ def application(rows: Iterable[Route] = ROUTES) -> Application:
 def request(
     path: str = "/", method: str = "GET", *, query: str = "", body: bytes = b"", version: str | None = None
 ) -> Request:
-    made = Request(method, path, Query(query.encode()), Headers([]), Body(None, body))
+    fields = [(b"Content-Type", b"application/json")] if body else []
+    made = Request(method, path, Query(query.encode()), Headers(fields), Body(None, body))
     made.version = LATEST if version is None else VERSIONS[version]
     return made
 

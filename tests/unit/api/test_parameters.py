@@ -190,7 +190,7 @@ def with_type(content_type: str) -> Request:
     return Request("POST", "/", headers=Headers([(b"Content-Type", content_type.encode())] if content_type else []))
 
 
-@pytest.mark.parametrize("given", ["", "application/json", "Application/JSON", "application/json; charset=utf-8"])
+@pytest.mark.parametrize("given", ["application/json", "Application/JSON", "application/json; charset=utf-8"])
 def test_types_of_a_json_body(given: str) -> None:
     parameters.check_json(with_type(given))
     with pytest.raises(InvalidParameter):
@@ -201,7 +201,12 @@ def test_types_of_a_json_body(given: str) -> None:
 def test_other_types_are_refused_in_dockers_words(given: str) -> None:
     with pytest.raises(InvalidParameter) as refused:
         parameters.check_json(with_type(given))
-    assert refused.value.message == f"Content-Type specified ({given}) must be 'application/json'"
+    assert refused.value.message == f"unsupported Content-Type header ({given}): must be 'application/json'"
+
+
+def test_a_json_body_has_a_type() -> None:
+    with pytest.raises(InvalidParameter, match=r"malformed Content-Type header \(\): mime: no media type"):
+        parameters.check_json(with_type(""))
 
 
 # --- bodies ---------------------------------------------------------------------------------------

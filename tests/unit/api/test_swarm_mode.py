@@ -77,11 +77,12 @@ class Api:
         headers: dict[str, str] | None = None,
     ) -> Reply | StreamReply:
         content = body if isinstance(body, bytes) else b"" if body is None else encode(body)
+        typed = {"Content-Type": "application/json"} | (headers or {})
 
         async def run() -> Any:
             try:
                 return await self.app(  # type: ignore[misc]
-                    headed(f"/v{version}{path}", method, query=query, body=content, headers=headers or {})
+                    headed(f"/v{version}{path}", method, query=query, body=content, headers=typed)
                 )
             except Exception as error:
                 return self.app.error_reply(error)

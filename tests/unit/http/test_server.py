@@ -158,6 +158,27 @@ def test_plain_tcp_is_for_loopback_alone(path: str) -> None:
     serve(scenario, path)
 
 
+def test_pages_of_other_sites_are_refused_on_tcp(path: str) -> None:
+    foreign = b"Origin: http://evil.example\r\n"
+    head = b"POST /echo HTTP/1.1\r\nHost: 127.0.0.1\r\n%bContent-Length: 4\r\n\r\n"
+
+    async def scenario(app: App, path: str, server: Server) -> None:
+        port = await server.listen_tcp("127.0.0.1", 0, None)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head % foreign + b"body" + GET + GET.replace(b"x", b"x\r\nUser-Agent: Mozilla/5.0"))
+        writer.write(head % b"Connection: close\r\n" + b"more")
+        found = [(each.status, each.body) for each in answers(await reader.read(-1))]
+        assert [status for status, _ in found] == [403, 200, 403, 200]
+        assert b"Origin 'http://evil.example'" in found[0][1] and b"Host 'x'" in found[2][1]
+        assert found[3][1] == b"more"
+        assert [request.path for request in app.requests] == ["/sync", "/echo"]
+        writer.close()
+        through_a_socket = await exchange(path, head % (foreign + b"Connection: close\r\n") + b"body")
+        assert answers(through_a_socket)[0].status == 200, "no browser reaches it"
+
+    serve(scenario, path)
+
+
 def test_the_owner_of_a_body_is_its_process_or_host(path: str) -> None:
     async def scenario(app: App, path: str, server: Server) -> None:
         async def owner(request: Request) -> Reply:

@@ -195,6 +195,18 @@ def test_requests(path: str, certificates: Certificates) -> None:
     with_client(path, certificates, act)
 
 
+def test_pages_of_other_sites_are_refused(path: str, certificates: Certificates) -> None:
+    """A browser presents the client's certificate for any page."""
+
+    def act(client: Client, app: App) -> None:
+        client.send(b"POST /sync HTTP/1.1\r\nHost: engine:2376\r\nSec-Fetch-Site: cross-site\r\n\r\n")
+        client.send(b"POST /sync HTTP/1.1\r\nHost: engine:2376\r\nConnection: close\r\n\r\n")
+        assert [each.status for each in answers(client.receive_all())] == [403, 200]
+        assert len(app.requests) == 1
+
+    with_client(path, certificates, act)
+
+
 def test_slow_handler_of_a_large_body(path: str, certificates: Certificates) -> None:
     """When reading is paused, decrypted bytes remain buffered; they must be delivered when it
     resumes."""
