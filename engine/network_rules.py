@@ -1,5 +1,6 @@
 """Rules of networks that hold for those of this engine and for those of a swarm alike: names,
-pools of addresses, driver options, filters of the list.
+addresses and their pools, driver options, filters of the list; and rules of the texts that end up
+in hosts, hostname and resolv.conf of containers.
 
 Rules: Docker Engine API, "Networks", with Docker's error words. Pure.
 Raises: InvalidParameter and Forbidden that name the network and the value.
@@ -45,8 +46,14 @@ SWARM_ID = 25
 
 _EVERYWHERE = (0, (1 << 32) - 1)
 _LONGEST_NAME = 255
-_HOST_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
 """Bytes, the same limit as for a file's name."""
+_LONGEST_HOSTNAME = 64
+"""Bytes that the kernel keeps (uname(2))."""
+_HOST_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_WORD = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+")
+LINK_NAME = re.compile(r"[!-$&-.0-9;-~]{1,15}")
+"""The name of a network interface."""
 _OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
 
 
@@ -68,11 +75,30 @@ class Listed(Protocol):
 
 
 def check_hostname(hostname: str) -> None:
-    """Raises InvalidParameter unless a container can have it. RFC 1123: labels of letters, digits
-    and inner hyphens, 63 each; the kernel keeps 64 bytes in all (uname(2)).
+    """Raises InvalidParameter unless a container can have it: what sethostname(2) accepts, but no
+    control characters, which would add lines to hosts and hostname.
     """
-    if len(hostname) > 64 or not all(_HOST_LABEL.fullmatch(label) for label in hostname.split(".")):
-        raise InvalidParameter(f"invalid hostname format: {hostname}: Hostname must be a valid RFC 1123 host name")
+    if len(hostname.encode()) > _LONGEST_HOSTNAME or _CONTROL.search(hostname):
+        raise InvalidParameter(
+            f"invalid hostname format: {hostname[:100]!r}: at most {_LONGEST_HOSTNAME} bytes, no control characters"
+        )
+
+
+def check_rfc_1123(hostname: str) -> None:
+    """Raises InvalidParameter unless the name has labels of letters, digits and inner hyphens, with
+    at most 63 characters each.
+    """
+    if not all(_HOST_LABEL.fullmatch(label) for label in hostname.split(".")):
+        raise InvalidParameter(
+            f"invalid hostname format: {hostname[:100]!r}: Hostname must be a valid RFC 1123 host name"
+        )
+
+
+def is_word(text: str) -> bool:
+    """True if it is one word of a line of hosts or resolv.conf: no white space, no control
+    characters.
+    """
+    return _WORD.fullmatch(text) is not None
 
 
 def is_swarm_id(network_id: str) -> bool:
@@ -169,9 +195,13 @@ def hosts(subnet: Subnet) -> tuple[int, int]:
     return first + 1, last - (subnet.version == 4)
 
 
-def parsed_address(text: str, what: str) -> Address:
-    """Raises InvalidParameter naming `what` was given."""
+def parsed_address(text: str, what: str, *, zone: bool = False) -> Address:
+    """Raises InvalidParameter naming `what` was given. `zone`: an IPv6 address may have one, the
+    name or number of an interface (RFC 4007, section 11). ipaddress accepts any text there.
+    """
     try:
+        if "%" in text and not (zone and LINK_NAME.fullmatch(text.partition("%")[2])):
+            raise ValueError("it has a zone that is not one")
         return ip_address(text)
     except ValueError as error:
         raise InvalidParameter(f"{what}: invalid IP address: {text[:100]!r}") from error
@@ -220,8 +250,8 @@ def excluded(config: IPAMConfig) -> dict[str, str]:
 
 def _network(text: str, what: str) -> Subnet:
     try:
-        if "/" not in text:
-            raise ValueError("it has no prefix length")
+        if "/" not in text or "%" in text:
+            raise ValueError("it has no prefix length, or a zone")
         found = ip_network(text, strict=False)
     except (AddressValueError, NetmaskValueError, ValueError) as error:
         raise InvalidParameter(f"{what}: invalid CIDR address: {text[:100]!r}") from error

@@ -65,7 +65,8 @@ def request(
 ) -> Answer:
     """One request on a connection of its own.
 
-    A `body` that is not bytes or None is sent as JSON.
+    A `body` that is not bytes or None is encoded as JSON. Without `headers`, bytes have the type of
+    JSON too.
     """
     connection = _UnixConnection(path, timeout)
     try:
@@ -82,6 +83,8 @@ def _send(
     if body is not None and not isinstance(body, bytes):
         body = json.dumps(body).encode()
         sent.setdefault("Content-Type", "application/json")
+    elif body and headers is None:
+        sent["Content-Type"] = "application/json"
     connection.request(method, target, body, sent)
     return connection.getresponse()
 

@@ -8,7 +8,6 @@ sources of binds).
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -18,7 +17,7 @@ import msgspec
 from engine.containers import limits, mount_points, security
 from engine.containers.signals import signal_number
 from engine.errors import InvalidParameter
-from engine.network_rules import check_hostname
+from engine.network_rules import check_hostname, is_word, parsed_address
 from engine.networks import ports
 from engine.networks.network import BRIDGE, DEFAULT_MODES
 from engine.networks.requested import SYSCTLS
@@ -41,8 +40,6 @@ MIN_HEALTH_DURATION = 1_000_000
 HOST_GATEWAY = "host-gateway"
 """In ExtraHosts: the addresses of this host as its containers see it."""
 
-_WORD = re.compile(r"[^\s\0]+")
-"""A value for hosts and resolv.conf: one word, so that it cannot add a line."""
 _RESTART_NAMES = {"", "no", "always", "unless-stopped", "on-failure"}
 
 
@@ -58,7 +55,7 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
         host = msgspec.structs.replace(host, volume_driver=body.volume_driver)
     if body.hostname:
         check_hostname(body.hostname)
-    if body.domainname and (len(body.domainname) > 64 or not _WORD.fullmatch(body.domainname)):
+    if body.domainname and (len(body.domainname) > 64 or not is_word(body.domainname)):
         raise InvalidParameter(
             f"invalid domainname format: {body.domainname[:100]!r}: at most 64 characters, no blanks"
         )
@@ -168,19 +165,20 @@ def checked_host(host: HostConfig) -> HostConfig:
             raise InvalidParameter(f"GroupAdd: invalid group {group!r}")
     for field, words in (("DnsSearch", host.dns_search), ("DnsOptions", host.dns_options)):
         for word in words:
-            if not _WORD.fullmatch(word):
+            if not is_word(word):
                 raise InvalidParameter(f"{field}: invalid entry {word[:100]!r}")
     if host.userns_mode not in ("", "host"):
         raise InvalidParameter(f"UsernsMode: invalid user namespace mode: {host.userns_mode}")
     ports.check((), host.port_bindings or {})
     for extra in host.extra_hosts or ():
         name, _, address = extra.partition(":")
-        if not _WORD.fullmatch(name) or not address:
+        if not is_word(name) or not address:
             raise InvalidParameter(f"ExtraHosts: bad format for add-host: {extra!r}")
         if address != HOST_GATEWAY:
-            check_address(address, "ExtraHosts")
+            inner = address[1:-1] if address.startswith("[") and address.endswith("]") else address
+            parsed_address(inner, "ExtraHosts", zone=True)
     for server in host.dns:
-        check_address(server, "Dns")
+        parsed_address(server, "Dns", zone=True)
     for ulimit in host.ulimits or ():
         if ulimit.hard != -1 and (ulimit.soft == -1 or ulimit.soft > ulimit.hard):
             raise InvalidParameter(
@@ -447,14 +445,6 @@ def check_realtime(period: int, runtime: int) -> None:
     for field, value in (("CpuRealtimePeriod", period), ("CpuRealtimeRuntime", runtime)):
         if value:
             raise InvalidParameter(f"{field} is not supported by this engine")
-
-
-def check_address(text: str, field: str) -> None:
-    """Raises InvalidParameter unless `text` is an IPv4 or IPv6 address."""
-    try:
-        ipaddress.ip_address(text.strip("[]"))
-    except ValueError as error:
-        raise InvalidParameter(f"{field}: invalid IP address: {text!r}") from error
 
 
 def merged(config: Config, image: Config) -> Config:

@@ -30,6 +30,7 @@ import msgspec
 
 from engine._fast import ports as sockets
 from engine.errors import InvalidParameter
+from engine.network_rules import parsed_address
 from engine.wire.containers import Port, PortBinding
 
 PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}
@@ -195,10 +196,7 @@ def each_binding(bindings: Mapping[str, Sequence[PortBinding] | None]) -> Iterat
         first, last, protocol = parse(text, "PortBindings")
         for binding in several or ():
             if binding.host_ip:
-                try:
-                    address = ip_address(binding.host_ip)
-                except ValueError as error:
-                    raise InvalidParameter(f"PortBindings HostIp: invalid IP address: {binding.host_ip!r}") from error
+                address = parsed_address(binding.host_ip, "PortBindings HostIp")
                 if address == _LOOPBACK6 and protocol != "tcp":
                     raise InvalidParameter(
                         f"PortBindings HostIp: {text} at {binding.host_ip}: only TCP ports can be published at ::1, "

@@ -17,14 +17,14 @@ import contextlib
 import re
 import weakref
 from collections.abc import Mapping
-from ipaddress import ip_address, ip_interface, ip_network
+from ipaddress import ip_interface, ip_network
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from engine import network_rules
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError
-from engine.network_rules import Address, Subnet
+from engine.network_rules import Address, Subnet, parsed_address
 from engine.networks import ports, requested
 from engine.networks.network import NO_IPAM, NetworkRecord
 from engine.networks.publishing import Request
@@ -261,8 +261,8 @@ def filled(where: str, given: EndpointSettings, answer: FilledInterface | None) 
         if present := getattr(given, field):
             raise ServerError(f"{where}: driver modified interface address: it is {present}")
         try:
-            if "/" not in text:
-                raise ValueError("it has no prefix length")
+            if "/" not in text or "%" in text:
+                raise ValueError("it has no prefix length, or a zone")
             interface = ip_interface(text)
             if interface.version != version:
                 raise ValueError(f"it is not of IPv{version}")
@@ -311,9 +311,9 @@ def _address(where: str, what: str, text: str | None, version: int) -> Address |
     if not text:
         return None
     try:
-        found = ip_address(text)
+        found = parsed_address(text, what)
         if found.version != version:
             raise ValueError(f"it is not of IPv{version}")
-    except ValueError as error:
+    except (InvalidParameter, ValueError) as error:
         raise ServerError(f"{where}: the driver's {what} {text[:100]!r} is invalid: {error}") from error
     return found

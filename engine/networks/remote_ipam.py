@@ -179,6 +179,8 @@ class RemoteIpam:
         answer = await _call(plugin, "RequestAddress", AddressGiven, body)
         text = answer.address or ""
         try:
+            if "%" in text:
+                raise ValueError("it has a zone")
             return ip_interface(text).ip
         except ValueError as error:
             raise ServerError(f"IPAM plugin {plugin.name} returned an invalid address {text[:100]!r}") from error

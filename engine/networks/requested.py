@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from engine.errors import InvalidParameter
-from engine.network_rules import Address, own_options, parsed_address
+from engine.network_rules import LINK_NAME, Address, own_options, parsed_address
 from engine.networks.network import IPVLAN, NetworkRecord
 from engine.wire.containers import EndpointSettings
 
@@ -28,7 +28,6 @@ _SYSCTL = re.compile(
     r"net\.((?:ipv4|ipv6)\.(?:conf|neigh)|mpls\.conf)\.(?:IFNAME|ifname)"
     r"\.([A-Za-z0-9_]{1,64})=([^\x00-\x1f\x7f]{1,256})"
 )
-_LINK_NAME = re.compile(r"[!-$&-.0-9;-~]{1,15}")
 """ASCII without blanks and `/`, `:` and `%`, which the kernel refuses or takes for a number; 15
 bytes as of IFNAMSIZ.
 """
@@ -61,7 +60,7 @@ def driver_options(name: str, given: Mapping[str, str] | None) -> DriverOptions:
 
 def is_link_name(text: str) -> bool:
     """True if a container's interface may have this name."""
-    return _LINK_NAME.fullmatch(text) is not None and text not in (".", "..", "lo", "all", "default")
+    return LINK_NAME.fullmatch(text) is not None and text not in (".", "..", "lo", "all", "default")
 
 
 def _sysctls(name: str, text: str) -> Iterator[tuple[str, str]]:

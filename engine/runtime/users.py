@@ -84,7 +84,12 @@ def identity(user: str, group_add: Iterable[str], passwd: bytes, group: bytes) -
         gid = found.gid
         more = [each.gid for each in groups if found.name and found.name in each.members]
     more += [_group_number(word, groups) for word in group_add]
-    return Identity(found.uid, gid, tuple(dict.fromkeys((gid, *more))), found.home or "/")
+    return Identity(found.uid, gid, tuple(dict.fromkeys((gid, *more))), found.home if _is_text(found.home) else "/")
+
+
+def _is_text(home: str) -> bool:
+    """True if it can be a variable's value in config.json: UTF-8 without NUL, not empty."""
+    return home.isprintable() and bool(home)
 
 
 def _find_user(word: str, passwd: bytes) -> _User:

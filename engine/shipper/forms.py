@@ -21,6 +21,7 @@ ERROR, INFORMATION = 3, 6
 _LEVELS = (INFORMATION, ERROR)
 _STREAMS = ("stdout", "stderr")
 _NANOSECONDS = 1_000_000_000
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 UDP_LONGEST = 65_507
 """Bytes of the largest payload of a UDP datagram over IPv4."""
@@ -28,8 +29,9 @@ UDP_LONGEST = 65_507
 
 def syslog(document: Delivery, target: Syslog, *, datagrams: bool) -> Form:
     """RFC 3164 or RFC 5424. MSGID is the tag too, and the process's id the daemon's, as in
-    Docker."""
-    tag, host, pid = document.tag, document.host or "-", document.pid
+    Docker. Control characters of the tag, which can come from a label of an image, are replaced: a
+    line break would begin another message."""
+    tag, host, pid = _CONTROL.sub("_", document.tag), document.host or "-", document.pid
     if target.format == "unix":
         times_as, middle, version = wireform.STAMP, f" {tag}[{pid}]: ", ""
     elif target.format == "rfc3164":

@@ -50,6 +50,42 @@ def group(engine: TempEngine, identifier: str) -> Group:
     return Group(engine.inspect(identifier)["State"]["Pid"])
 
 
+# --- names of the host ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hostname", ["my_app", "a..b", "-x", "x.", "a" * 64, "a b"])
+def test_hostnames(engine: TempEngine, hostname: str) -> None:
+    """Anything that sethostname(2) accepts, from 1.25 on."""
+    body = {"Image": "busybox", "Cmd": ["sh", "-c", "hostname; cat /etc/hostname; tail -n 1 /etc/hosts"]}
+    body |= {"Hostname": hostname}
+    assert engine.request("POST", "/v1.24/containers/create", body).status == 400
+    answer = engine.request("POST", "/v1.25/containers/create", body)
+    assert answer.status == 201, answer
+    identifier = answer.json()["Id"]
+    engine.post(f"/containers/{identifier}/start")
+    assert engine.wait(identifier) == 0
+    name, of_file, of_hosts = engine.logs(identifier).decode().splitlines()
+    assert name == of_file == hostname
+    assert of_hosts.partition("\t")[2].startswith(hostname)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"Hostname": "a\n6.6.6.6 b"}, "invalid hostname format: 'a\\n6.6.6.6 b'"),
+        ({"Hostname": "a" * 65}, "at most 64 bytes"),
+        ({"HostConfig": {"Dns": ["fe80::1%x\nnameserver 6.6.6.6"]}}, "Dns: invalid IP address"),
+        ({"HostConfig": {"ExtraHosts": ["a:fe80::1%x\n6.6.6.6 b"]}}, "ExtraHosts: invalid IP address"),
+    ],
+)
+@pytest.mark.parametrize("version", ["1.24", NEWEST])
+def test_no_text_adds_a_line(engine: TempEngine, version: str, body: dict[str, Any], words: str) -> None:
+    before = engine.containers()
+    answer = engine.request("POST", f"/v{version}/containers/create", {"Image": "busybox", **body})
+    assert answer.status == 400 and (words in answer.message or "RFC 1123" in answer.message), answer
+    assert engine.containers() == before
+
+
 # --- shown by inspect -----------------------------------------------------------------------------
 
 

@@ -154,7 +154,7 @@ def test_each_field(node: Node) -> None:
             "Dir": "/tmp",
             "User": "7:8",
             "Groups": ["9"],
-            "Hostname": "h-{{.Task.Slot}}",
+            "Hostname": "{{.Service.Name}}_{{.Task.Slot}}",
             "Labels": {"own": "label"},
             "Mounts": [
                 {"Type": "volume", "Source": "kept", "Target": "/kept", "VolumeOptions": {"Labels": {"a": "b"}}},
@@ -190,7 +190,7 @@ def test_each_field(node: Node) -> None:
     found = container_of(node, "full")
     config, host = found["Config"], found["HostConfig"]
     assert (config["Entrypoint"], config["Cmd"]) == (["sh"], ["-c", "sleep 9999"])
-    assert {"A=b", "SLOT=1"} <= set(config["Env"]) and config["Hostname"] == "h-1"
+    assert {"A=b", "SLOT=1"} <= set(config["Env"]) and config["Hostname"] == "full_1"
     assert (config["WorkingDir"], config["User"], host["GroupAdd"]) == ("/tmp", "7:8", ["9"])
     assert config["Labels"]["own"] == "label" and config["Labels"]["com.docker.swarm.task"] == ""
     mounts = {mount["Destination"]: mount for mount in found["Mounts"]}

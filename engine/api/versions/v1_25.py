@@ -9,6 +9,7 @@ from engine.api.versions.endpoints import unchecked, without_host_bits
 from engine.api.versions.host_config import SINCE_1_25
 from engine.api.versions.network_settings import complete
 from engine.api.versions.plugins import AS_IN_1_24
+from engine.network_rules import check_rfc_1123
 from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, EndpointSettings
 from engine.wire.events import Message
 from engine.wire.images import ImageInspect, ImageSummary
@@ -22,6 +23,12 @@ from engine.wire.volumes import Volume
 def _names(info: Info) -> list[str]:
     """`name=seccomp,profile=builtin` as `seccomp`."""
     return [option.removeprefix("name=").partition(",")[0] for option in info.security_options]
+
+
+def _rfc_1123_hostname(request: dict[str, Any]) -> None:
+    hostname = request.get("Hostname")
+    if isinstance(hostname, str) and hostname:
+        check_rfc_1123(hostname)
 
 
 def _dead(state: Any) -> Any:
@@ -93,6 +100,7 @@ CHANGES = (
         of=NetworkInspect,
         downgrade=without("Peers", "Services"),
     ),
+    Change("1.25", "Hostname need not be an RFC 1123 name", of=CreateBody, upgrade=_rfc_1123_hostname),
     Change("1.25", "create checks what networks allow their endpoints", of=CreateBody, upgrade=unchecked),
     Change(
         "1.25",

@@ -22,7 +22,7 @@ from engine.logs import drivers
 from engine.manager.clock import SECOND
 from engine.manager.constraints import parse_all, spread_key
 from engine.manager.states import Availability
-from engine.network_rules import check_hostname
+from engine.network_rules import check_hostname, is_word, parsed_address
 from engine.templates import Value, expand
 from engine.wire.containers import Healthcheck, LogConfig, Mount, Ulimit, VolumeOptions
 from engine.wire.nodes import GenericResource, Resources
@@ -386,7 +386,11 @@ def _container_spec(spec: ContainerSpec, values: Mapping[str, Value]) -> Contain
     _dns(f"{field}.DNSConfig", spec.dns_config)
     for line in spec.hosts:
         words = line.split()
-        if len(words) < 2 or not (_is_address(words[0]) or words[0] == "host-gateway"):
+        if (
+            len(words) < 2
+            or not (_is_address(words[0]) or words[0] == "host-gateway")
+            or not all(is_word(name) for name in words[1:])
+        ):
             raise refuse(f"{field}.Hosts", line, "an address and a name are expected, as in /etc/hosts")
     for limit in spec.ulimits:
         _ulimit(f"{field}.Ulimits", limit)
@@ -456,15 +460,21 @@ def _healthcheck(field: str, check: Healthcheck | None) -> None:
 
 
 def _dns(field: str, config: DNSConfig | None) -> None:
-    for address in () if config is None else config.nameservers:
+    if config is None:
+        return
+    for address in config.nameservers:
         if not _is_address(address):
             raise refuse(f"{field}.Nameservers", address, "an IP address is expected")
+    for name, words in (("Search", config.search), ("Options", config.options)):
+        for word in words:
+            if not is_word(word):
+                raise refuse(f"{field}.{name}", word, "a word without blanks and control characters is expected")
 
 
 def _is_address(text: str) -> bool:
     try:
-        ipaddress.ip_address(text)
-    except ValueError:
+        parsed_address(text, "", zone=True)
+    except InvalidParameter:
         return False
     return True
 

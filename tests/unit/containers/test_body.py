@@ -20,10 +20,12 @@ def host(**fields: object) -> CreateBody:
 
 
 REFUSED = [
-    (body(Hostname="-bad"), "hostname"),
-    (body(Hostname="a..b"), "hostname"),
-    (body(Hostname="a" * 65), "hostname"),
-    (body(Hostname="under_score"), "hostname"),
+    (body(Hostname="a" * 65), "at most 64 bytes"),
+    (body(Hostname="\u00e9" * 33), "invalid hostname format"),
+    (body(Hostname="a\n6.6.6.6 b"), "no control characters"),
+    (body(Hostname="a\tb"), "no control characters"),
+    (body(Hostname="a\0"), "no control characters"),
+    (body(Domainname="a\x1b"), "domainname"),
     (body(Env=["=x"]), "environment"),
     (body(Env=[""]), "environment"),
     (body(Env=["A=\0"]), "NUL"),
@@ -78,7 +80,18 @@ REFUSED = [
     (host(PortBindings={"80/tcp": [{"HostIp": "1.2.3"}]}), "1.2.3"),
     (host(ExtraHosts=["nocolon"]), "nocolon"),
     (host(ExtraHosts=["a:notip"]), "notip"),
+    (host(ExtraHosts=["a:fe80::1%x\n6.6.6.6"]), "ExtraHosts: invalid IP address: 'fe80::1%x\\n6.6.6.6'"),
+    (host(ExtraHosts=["a:[fe80::1%x y]"]), "ExtraHosts: invalid IP address"),
+    (host(ExtraHosts=["a:[[::1]]"]), "ExtraHosts: invalid IP address"),
+    (host(ExtraHosts=["a\x01:::1"]), "bad format for add-host"),
     (host(Dns=["x"]), "Dns"),
+    (host(Dns=["[::1]"]), "Dns: invalid IP address"),
+    (host(Dns=["fe80::1%x\nnameserver 6.6.6.6"]), "Dns: invalid IP address: 'fe80::1%x\\nnameserver"),
+    *((host(Dns=[f"fe80::1%{zone}"]), "Dns") for zone in ("", " ", "a b", "\x7f", "\u2028", "a/b", "x" * 16, "a%b")),
+    (host(Dns=["1.1.1.1%eth0"]), "Dns"),
+    (host(DnsSearch=["a\x0b"]), "DnsSearch"),
+    (host(DnsOptions=["a\x1f"]), "DnsOptions"),
+    (host(PortBindings={"80/tcp": [{"HostIp": "fe80::1%x\n"}]}), "PortBindings HostIp: invalid IP address"),
     (host(Ulimits=[{"Name": "nofile", "Soft": 5, "Hard": 4}]), "soft limit"),
     (host(RestartPolicy={"Name": "sometimes"}), "sometimes"),
     (host(RestartPolicy={"Name": "always", "MaximumRetryCount": 3}), "maximum retry count"),
@@ -218,6 +231,17 @@ def test_an_empty_list_of_bindings_is_one_ephemeral_port() -> None:
         "Such bindings will be discarded in a future version."
     )
     assert rules.warnings(host(PortBindings={"81/tcp": [{"HostPort": "8081"}]}).host_config) == []
+
+
+@pytest.mark.parametrize("hostname", ["my_app", "a..b", "-x", "x.", "a" * 64, "a b", "\u00e9", "...", "under_score"])
+def test_hostnames(hostname: str) -> None:
+    assert rules.checked(body(Hostname=hostname))[0].hostname == hostname
+
+
+def test_zones_of_addresses() -> None:
+    given = host(Dns=["fe80::1%eth0", "fe80::1%2", "::1"], ExtraHosts=["a:[fe80::1%eth0.5]", "b:fe80::1%br-0"])
+    checked = rules.checked(given)[1]
+    assert (checked.dns, checked.extra_hosts) == (given.host_config.dns, given.host_config.extra_hosts)
 
 
 @pytest.mark.parametrize(

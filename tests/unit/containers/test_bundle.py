@@ -1,15 +1,20 @@
 """The files that are bound into a container."""
 
 import os
+import re
+import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine.containers import bundle
+from engine.containers import body, bundle
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter
 from engine.wire import oci
-from engine.wire.containers import Config, EndpointSettings, HostConfig
+from engine.wire.containers import Config, CreateBody, EndpointSettings, HostConfig
 
 
 def record(config: Config, host: HostConfig | None = None) -> ContainerRecord:
@@ -117,6 +122,43 @@ def test_extra_hosts(tmp_path: Path) -> None:
         bundle.write_network_files(own, tmp_path, {}, [])
 
 
+_TEXT = st.one_of(
+    st.sampled_from(["x", "eth0", "a_b", "a b", "a\nb", "\r", "\x85", "\u2028"]),
+    st.text(st.characters(codec="utf-8"), max_size=12),
+)
+
+
+@given(_TEXT, _TEXT, _TEXT, _TEXT, _TEXT)
+def test_what_a_client_sends_adds_no_lines(hostname: str, domain: str, name: str, zone: str, word: str) -> None:
+    """Whatever is accepted."""
+    shape = {
+        "Hostname": f"h{hostname}",
+        "Domainname": f"d{domain}",
+        "HostConfig": {
+            "ExtraHosts": [f"n{name}:fe80::1%{zone}"],
+            "Dns": [f"fe80::1%{zone}", "1.1.1.1"],
+            "DnsSearch": [f"s{word}"],
+            "DnsOptions": [f"o{word}"],
+        },
+    }
+    try:
+        config, host = body.checked(msgspec.convert(shape, CreateBody))
+    except InvalidParameter:
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        networks = {"bridge": EndpointSettings(ip_address="10.0.0.2")}
+        bundle.write_network_files(record(config, host), Path(directory), networks)
+        written = {each.name: each.read_bytes() for each in Path(directory).iterdir()}
+    assert {name: len(re.split(rb"[\n\r\0]", text)) - 1 for name, text in written.items()} == {
+        "hostname": 1,
+        "hosts": 8,
+        "resolv.conf": 4,
+    }
+    assert [line.split()[0] for line in written["resolv.conf"].splitlines()] == [
+        *(b"search", b"nameserver", b"nameserver", b"options"),
+    ]
+
+
 def test_files_are_rewritten_in_place(tmp_path: Path) -> None:
     bundle.write_network_files(record(Config(hostname="web")), tmp_path, {})
     before = (tmp_path / "hosts").stat().st_ino
@@ -208,7 +250,7 @@ def test_network_files_are_never_empty(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "pwrite", watched_pwrite)
     monkeypatch.setattr(os, "ftruncate", watched_ftruncate)
     networks = {"bridge": EndpointSettings(ip_address="172.17.0.2")}
-    for given in (networks, {}):
-        bundle.write_network_files(record(Config(hostname="web")), tmp_path, given)
+    for written in (networks, {}):
+        bundle.write_network_files(record(Config(hostname="web")), tmp_path, written)
     assert len(sizes) == 4 and min(sizes) > 0
     assert hosts.stat().st_ino == inode and "172.17.0.2" not in hosts.read_text()

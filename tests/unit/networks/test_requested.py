@@ -7,7 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter
-from engine.networks.requested import DATAGRAMS_OPTION, DriverOptions, driver_options, mac_address
+from engine.network_rules import checked_pool
+from engine.networks.requested import (
+    DATAGRAMS_OPTION,
+    DriverOptions,
+    driver_options,
+    link_local_addresses,
+    mac_address,
+    static_addresses,
+)
+from engine.wire.containers import EndpointIPAMConfig, EndpointSettings
+from engine.wire.networks import IPAMConfig
 
 IFNAME, SYSCTLS = "com.docker.network.endpoint.ifname", "com.docker.network.endpoint.sysctls"
 
@@ -87,3 +97,28 @@ def test_mac_addresses() -> None:
     for wrong in ("01:00:00:00:00:01", "02:42", "zz:42:ac:11:00:99", "02:42:ac:11:00:99:00", "0242ac110099"):
         with pytest.raises(InvalidParameter, match="x: invalid MacAddress"):
             mac_address(wrong, "x")
+
+
+@pytest.mark.parametrize("text", ["fd00::5%x", "fd00::5%\n6.6.6.6 a", "fe80::5%1"])
+def test_addresses_of_endpoints_have_no_zone(text: str) -> None:
+    """ipaddress accepts any text as a zone. The address is written to hosts."""
+    config = EndpointIPAMConfig(ipv6_address=text, link_local_ips=[text])
+    settings = EndpointSettings(ipam_config=config)
+    with pytest.raises(InvalidParameter, match="network n: IPv6Address: invalid IP address"):
+        static_addresses("n", settings)
+    with pytest.raises(InvalidParameter, match="network n: LinkLocalIPs: invalid IP address"):
+        link_local_addresses("n", settings)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        IPAMConfig(subnet="fd00::%x/64"),
+        IPAMConfig(subnet="fd00::/64", gateway="fd00::1%x"),
+        IPAMConfig(subnet="fd00::/64", ip_range="fd00::%x/80"),
+        IPAMConfig(subnet="fd00::/64", auxiliary_addresses={"a": "fd00::2%\n"}),
+    ],
+)
+def test_pools_have_no_zone(pool: IPAMConfig) -> None:
+    with pytest.raises(InvalidParameter, match=r"invalid (IP|CIDR) address"):
+        checked_pool("n", pool)

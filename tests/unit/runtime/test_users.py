@@ -126,3 +126,9 @@ def test_hostile_files(passwd: bytes, group: bytes, user: str) -> None:
         return
     assert 0 <= result.uid <= MAX_ID
     assert all(0 <= gid <= MAX_ID for gid in result.groups)
+
+
+@pytest.mark.parametrize("home", [b"/h\xff", b"/h\0x", b"/h\x1b", b""])
+def test_a_home_that_is_no_text(home: bytes) -> None:
+    """It could not be written to config.json."""
+    assert identity("x", (), b"x:x:5:5::" + home + b":\n", b"").home == "/"

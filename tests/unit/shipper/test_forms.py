@@ -93,6 +93,15 @@ def test_syslog_priorities(facility: int, stream: str, severity: int) -> None:
 
 
 @pytest.mark.parametrize("kind", HEADS)
+def test_syslog_tags_begin_no_message(kind: Any) -> None:
+    """A label of an image can be a tag, with line breaks."""
+    target = Syslog("tcp", "h", format=kind)
+    facts = FACTS | {"tag": "a\n<0>Jan\r\0\x7f\x85b"}
+    sent = formed(forms.syslog(delivery(target, **facts), target, datagrams=False), entry(b"x"))
+    assert sent.count(b"\n") == 1 and b"a_<0>Jan____b" in sent
+
+
+@pytest.mark.parametrize("kind", HEADS)
 def test_syslog_sends_no_empty_lines(kind: Any) -> None:
     target = Syslog("tcp", "h", format=kind)
     form = forms.syslog(delivery(target, **FACTS), target, datagrams=False)
