@@ -6,14 +6,14 @@ Not here: the table (`routes.py`), error numbers (`replies.py`), version differe
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 
 from engine import __version__
 from engine.api import replies, routes
 from engine.api.engine import Engine
 from engine.api.versions import LATEST, NEWEST, VERSIONS, Flag, Version, spoken
 from engine.errors import InvalidParameter, NotFound
-from engine.http.messages import AnyReply, Reply, Request
+from engine.http.messages import NO_PARAMETERS, AnyReply, Reply, Request
 from engine.http.router import Router
 
 REMEMBERED = 1024
@@ -32,10 +32,8 @@ class Application:
         )
         self._engine = engine
         self._router = Router(table)
-        self._found: dict[tuple[str, str], tuple[routes.Route, Version, dict[str, str]]] = {}
-        """Route, version and path parameters by method and path. Handlers must not change the
-        parameters.
-        """
+        self._found: dict[tuple[str, str], tuple[routes.Route, Version, Mapping[str, str]]] = {}
+        """Route, version and path parameters by method and path."""
 
     def __call__(self, request: Request) -> AnyReply | Awaitable[AnyReply]:
         """Answer a request. Raises NotFound for a path or method without a route in that version,
@@ -58,9 +56,9 @@ class Application:
         request.cancellable = route.mode is routes.STREAM
         return route.handler(self._engine, request)
 
-    def _find(self, method: str, path: str) -> tuple[routes.Route, Version, dict[str, str]]:
+    def _find(self, method: str, path: str) -> tuple[routes.Route, Version, Mapping[str, str]]:
         version, below = split_version(path)
-        rows, parameters = self._router.match(method, _collapsed(below)) or ((), {})
+        rows, parameters = self._router.match(method, _collapsed(below)) or ((), NO_PARAMETERS)
         for route in rows:
             if route.since <= version.release < route.until:
                 return route, version, parameters

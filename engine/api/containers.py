@@ -227,7 +227,17 @@ def exact_host_config_beside(body: Any) -> None:
 
 
 def inspect(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
-    container = engine.containers.get(request.parameters["id"])
+    return _inspect(engine, request, request.parameters["id"])
+
+
+def inspect_link(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
+    """Inspect the container that a link's name (`/parent/alias`) stands for."""
+    name = f"{request.parameters['id']}/{request.parameters['alias']}"
+    return _inspect(engine, request, name)
+
+
+def _inspect(engine: Engine, request: Request, name: str) -> Reply | Awaitable[Reply]:
+    container = engine.containers.get(name)
     if parameters.boolean(request.query, "size") and request.version.has(Flag.INSPECT_SIZE):
         return _inspect_with_size(engine, container, request)
     if container.log_delivered:
@@ -251,12 +261,6 @@ def _shown(container: Container, request: Request, exec_ids: list[str] | None = 
         *(container.record, container.directory, container.graph, exec_ids, container.links),
         mac=not request.version.has(Flag.NO_REQUESTED_MAC),
     )
-
-
-def inspect_link(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
-    """Inspect the container that a link's name (`/parent/alias`) stands for."""
-    request.parameters["id"] += "/" + request.parameters.pop("alias")
-    return inspect(engine, request)
 
 
 def _detach_keys(request: Request) -> bytes:

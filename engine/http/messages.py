@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, overload
 
 from engine.errors import InvalidParameter, RequestTimeout, ServerError, TooLarge
@@ -50,7 +51,7 @@ def percent_decode(text: bytes, what: str) -> str:
 
 class Query(Mapping[str, str]):
     """Query parameters, decoded. For a repeated name the first value counts; `get_all` returns all
-    of them, in order.
+    of them, in order. Immutable: requests with the same head share one.
     """
 
     __slots__ = ("_values",)
@@ -86,17 +87,19 @@ class Query(Mapping[str, str]):
         values = self._values.get(name)
         return default if values is None else values[0]
 
-    def get_all(self, name: str) -> list[str]:
-        return self._values.get(name, [])
+    def get_all(self, name: str) -> tuple[str, ...]:
+        return tuple(self._values.get(name, ()))
 
 
 class Headers:
-    """Header fields by lower-case name; values are latin-1 text without surrounding blanks."""
+    """Header fields by lower-case name; values are latin-1 text without surrounding blanks.
+    Immutable: requests with the same head share one.
+    """
 
     __slots__ = ("_fields",)
 
-    def __init__(self, fields: list[tuple[bytes, bytes]]) -> None:
-        self._fields = fields
+    def __init__(self, fields: Iterable[tuple[bytes, bytes]]) -> None:
+        self._fields = tuple(fields)
 
     def get(self, name: str, default: str = "") -> str:
         """First value of `name`, whatever its case on the wire."""
@@ -319,6 +322,9 @@ class Body:
 
 _NO_QUERY = Query()
 
+NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
+"""Path parameters of a route without any."""
+
 NO_BODY = Body()
 """The body of requests without one: always empty and complete."""
 
@@ -393,7 +399,7 @@ class Request:
         self.authorization: Authorization | None = None
         """Set by an application whose requests are authorized."""
         # Set by the application while it finds the handler:
-        self.parameters: dict[str, str] = {}
+        self.parameters: Mapping[str, str] = NO_PARAMETERS
         """Path parameters by name."""
         self.version: Any = None
         """`api.versions.Version`; this package knows nothing of it."""

@@ -8,8 +8,11 @@ one-segment parameter over a greedy one. A trailing slash makes a different path
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
+
+from engine.http.messages import NO_PARAMETERS
 
 
 class Row(Protocol):
@@ -75,13 +78,13 @@ class Router(Generic[R]):
                 node = node.literals.setdefault(segment, _Node())
         node.routes.append(route)
 
-    def match(self, method: str, path: str) -> tuple[list[R], dict[str, str]] | None:
+    def match(self, method: str, path: str) -> tuple[Sequence[R], Mapping[str, str]] | None:
         """The rows and the path parameters (of the first row; those of one path have the same
-        names), or None.
+        names), or None. The parameters are immutable, so that requests can share them.
         """
         static = self._static.get((method, path))
         if static is not None:
-            return static, {}
+            return static, NO_PARAMETERS
         root = self._methods.get(method)
         if root is None or path[:1] != "/":
             return None
@@ -89,7 +92,7 @@ class Router(Generic[R]):
         routes = _walk(root, path.split("/"), 1, values)
         if routes is None:
             return None
-        return routes, dict(zip(self._names[id(routes[0])], values, strict=True))
+        return routes, MappingProxyType(dict(zip(self._names[id(routes[0])], values, strict=True)))
 
 
 def _walk(node: _Node[R], segments: list[str], at: int, values: list[str]) -> list[R] | None:

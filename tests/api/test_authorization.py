@@ -114,22 +114,22 @@ def test_rule_1_the_content_type_does_not_decide(engine: TempEngine, plugin: Aut
     body = b'{"Name":"v1"}'
     for number, given in enumerate(("Content-Type: text/plain", "Content-Type: application/x-tar", "X: y")):
         head = ("POST /volumes/create HTTP/1.1", given, f"Content-Length: {len(body)}")
-        assert raw(engine, *head, body=body).startswith(b"HTTP/1.1 201 ")
-        assert plugin.asked()[number]["RequestBody"] == body
+        assert raw(engine, *head, body=body).startswith(b"HTTP/1.1 400 "), "the handler demands JSON"
+        assert plugin.asked()[number]["RequestBody"] == body, "but what it could read is shown"
 
 
 def test_rule_2_the_framing_does_not_decide(engine: TempEngine, plugin: AuthzPlugin) -> None:
     body = b'{"Name":"v1"}'
     chunked = b"".join(b"1\r\n%c\r\n" % each for each in body) + b"0\r\n\r\n"
-    post = "POST /volumes/create HTTP/1.1"
-    assert raw(engine, post, "Transfer-Encoding: chunked", body=chunked).startswith(b"HTTP/1.1 201 ")
+    post = "POST /volumes/create HTTP/1.1", "Content-Type: application/json"
+    assert raw(engine, *post, "Transfer-Encoding: chunked", body=chunked).startswith(b"HTTP/1.1 201 ")
     assert only(plugin, "/volumes/create")["RequestBody"] == body
     plugin.calls.clear()
-    refused = raw(engine, post, "Content-Length: 0", "Transfer-Encoding: chunked", body=chunked)
+    refused = raw(engine, *post, "Content-Length: 0", "Transfer-Encoding: chunked", body=chunked)
     assert refused.startswith(b"HTTP/1.1 400 ")
-    assert raw(engine, post, "Content-Length: 20", body=body).startswith(b"HTTP/1.1 400 "), "it is cut off"
+    assert raw(engine, *post, "Content-Length: 20", body=body).startswith(b"HTTP/1.1 400 "), "it is cut off"
     assert plugin.calls == []
-    answer = raw(engine, post, "Content-Length: 0", body=body)
+    answer = raw(engine, *post, "Content-Length: 0", body=body)
     assert answer.startswith(b"HTTP/1.1 201 ") and b'"Name":"v1"' not in answer
     assert "RequestBody" not in only(plugin, "/volumes/create"), "neither has the handler seen it"
 
@@ -446,7 +446,8 @@ def upgrade(engine: TempEngine, target: str, *, method: str = "POST", body: Any 
     with client.connect(engine.socket) as connection:
         connection.sendall(
             f"{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: {to}\r\n{fields}"
-            f"X-Docker-Expose-Session-Uuid: abc\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+            "X-Docker-Expose-Session-Uuid: abc\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n".encode()
             + content
         )
         received = b""

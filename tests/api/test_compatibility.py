@@ -33,6 +33,19 @@ def test_a_name_with_its_slash(engine: TempEngine, box: str) -> None:
     assert moved.startswith(b"HTTP/1.1 301 ") and b"\r\nLocation: /v1.24/containers/box/json?size=1\r\n" in moved
 
 
+def test_an_untyped_inspect_again_and_again(engine: TempEngine) -> None:
+    """The docker CLI asks for a container of the name `ORG/IMAGE` first. The route of a path is
+    remembered.
+    """
+    engine.load_busybox()
+    assert engine.request("POST", "/v1.40/images/busybox/tag?repo=org/app").status == 201
+    for _ in range(3):
+        answer = engine.request("GET", "/v1.40/containers/org/app/json")
+        assert (answer.status, answer.message) == (404, "No such container: org/app")
+        assert "org/app:latest" in engine.docker("inspect", "org/app").out
+    assert engine.request("DELETE", "/v1.40/images/org/app").status == 200
+
+
 def test_options(engine: TempEngine) -> None:
     for path in ("/", "/v1.24/containers/json", "/nothing"):
         assert raw(engine, f"OPTIONS {path}").startswith(b"HTTP/1.1 200 ")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -66,6 +66,16 @@ ROUTER = Router(TABLE)
 )
 def test_found(method: str, path: str, row: str, parameters: dict[str, str]) -> None:
     assert ROUTER.match(method, path) == ([Row(method, row)], parameters)
+
+
+@pytest.mark.parametrize("path", ["/containers/json", "/containers/a/json"])
+def test_requests_share_immutable_parameters(path: str) -> None:
+    found = ROUTER.match("GET", path)
+    assert found is not None
+    shared: Any = found[1]
+    with pytest.raises(TypeError):
+        shared["id"] = "other"
+    assert not hasattr(shared, "pop")
 
 
 @pytest.mark.parametrize(
