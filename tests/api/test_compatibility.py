@@ -90,7 +90,7 @@ def test_words_for_false(engine: TempEngine, box: str, value: str) -> None:
         "/containers/box/exec",
         "/containers/box/update",
         "/exec/box/start",
-        "/commit?container=box",
+        "/commit?container=box&repo=No/Name",
         "/networks/create",
         "/networks/none/connect",
         "/networks/none/disconnect",
