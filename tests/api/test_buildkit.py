@@ -262,6 +262,27 @@ def test_a_command_that_fails(builder: TempEngine) -> None:
     assert built.response == {}
 
 
+def test_a_command_that_prints_much(builder: TempEngine) -> None:
+    """Clients refuse messages of more than 16 MiB. The output is clipped, and the command goes on."""
+    script = "yes out | head -c 30000000; yes err | head -c 9000000 >&2; echo done >/done"
+    built = build(builder, f"FROM busybox\nRUN : {unique()}; {script}\nRUN cat /done\n")
+    assert built.failure is None
+    step, after = (vertex for vertex in built.vertices if vertex.name.startswith(("[2/3]", "[3/3]")))
+    for text, word in ((step.log, b"out\n"), (step.errors, b"err\n")):
+        shown, _, note = text.partition(b"\n[output clipped, log limit ")
+        assert note.partition(b" ")[0] in (b"200KiB/s", b"2MiB") and 100_000 < len(text) < 3 << 20
+        assert shown.startswith(word * 1000)
+    assert after.log == b"done\n"
+
+
+def test_a_long_command_that_fails(builder: TempEngine) -> None:
+    lines = f"{'x' * 1000} \\\n" * 100
+    built = build(builder, f"FROM busybox\nRUN : {unique()} {lines}; exit 3\n")
+    assert built.failure is not None
+    assert built.failure.message.endswith("did not complete successfully: exit code: 3")
+    assert len(built.failure.message) < 20_000 and max(len(vertex.name) for vertex in built.vertices) < 20_000
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

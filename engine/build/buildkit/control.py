@@ -21,7 +21,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -61,7 +61,7 @@ from engine.build.buildkit.control_messages import (
 from engine.build.buildkit.exporting import LOCAL, TAR
 from engine.build.buildkit.frontend import Builder, Files, Wanted
 from engine.build.buildkit.grpc import Connection, Handler, Stream
-from engine.build.buildkit.messages import BytesMessage
+from engine.build.buildkit.messages import BytesMessage, shortened
 from engine.build.buildkit.progress import Progress, Steps
 from engine.build.buildkit.session import Sessions
 from engine.build.options import PruneOptions
@@ -82,6 +82,9 @@ APPEAR_SECONDS = 5.0
 """Seconds for which a call waits for the Solve of its build: clients begin both at once."""
 
 READ_SIZE = 32 << 10
+
+RECORDS, DESCRIPTION = 10_000, 500
+"""Entries of the cache in one message, and bytes of each description."""
 
 RESULTS = 1000
 """Results that are remembered after their builds."""
@@ -183,8 +186,7 @@ class Control:
 
     async def _disk_usage(self, stream: Stream) -> bytes:
         await _request(stream, Empty)
-        entries = await self._parts.builder.usage()
-        return protobuf.encode(DiskUsageResponse(records=[_record(entry) for entry in entries]))
+        return protobuf.encode(DiskUsageResponse(records=usage_records(await self._parts.builder.usage())))
 
     async def _prune(self, stream: Stream) -> None:
         chosen = prune_options(await _request(stream, PruneRequest))
@@ -424,7 +426,7 @@ class Control:
                     steps.take(message)
                     await progress.room()
         except EngineError as error:
-            words = _words(error)
+            words = shortened(_words(error))
             steps.end(words)
             raise ServerError(words) from error  # clients show the name of any other status
         except asyncio.CancelledError:
@@ -514,6 +516,18 @@ def prune_options(request: PruneRequest) -> PruneOptions:
     )
 
 
+def usage_records(entries: Sequence[Entry]) -> list[UsageRecord]:
+    """The cache in one message, which must not be larger than what clients accept. The least
+    recently used entries beyond RECORDS are one record.
+    """
+    records = [_record(entry) for entry in entries[-RECORDS:]]
+    if rest := entries[: max(0, len(entries) - RECORDS)]:
+        size = sum(entry.size for entry in rest)
+        words = f"{len(rest)} entries that were used before the others"
+        records.insert(0, UsageRecord(id="others", size=size, description=words))
+    return records
+
+
 def _record(entry: Entry) -> UsageRecord:
     return UsageRecord(
         id=entry.id,
@@ -522,7 +536,7 @@ def _record(entry: Entry) -> UsageRecord:
         created=Time(*divmod(entry.created, 1_000_000_000)),
         used=Time(*divmod(entry.used, 1_000_000_000)),
         uses=entry.uses,
-        description=entry.description,
+        description=entry.description.encode()[:DESCRIPTION].decode(errors="ignore"),
         kind=entry.type,
         shared=entry.shared,
     )

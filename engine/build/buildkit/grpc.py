@@ -33,6 +33,7 @@ from h2.exceptions import H2Error, StreamClosedError
 from h2.settings import SettingCodes, Settings
 
 from engine.build.buildkit import protobuf
+from engine.build.buildkit.messages import shortened
 from engine.errors import (
     Conflict,
     EngineError,
@@ -454,7 +455,7 @@ class Connection(asyncio.Protocol):
             status, message = INTERNAL, f"{type(error).__name__}: {error}"
         if not stream.closed:
             with contextlib.suppress(H2Error):
-                text = quote(message, safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
+                text = quote(shortened(message), safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
                 trailers = [("grpc-status", str(status)), *([("grpc-message", text)] if text else [])]
                 self._h2.send_headers(number, trailers, end_stream=True)
                 self._flush()

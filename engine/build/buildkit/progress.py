@@ -7,6 +7,9 @@ between belongs to it: output, the progress of downloads, ` ---> Using cache`.
 A client that reads slowly slows the reading of the build's output, which the builder keeps in
 files. What a client misses that comes late is bounded by BACKLOG.
 
+Messages are bounded in bytes, because clients refuse larger ones (buildx: 16 MiB). Output is
+clipped as BuildKit clips it: each stream of a step may have LIMITS.
+
 Threads: the event loop's. Not here: the builder's output (`build/output.py`), gRPC.
 """
 
@@ -14,20 +17,32 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
+import os
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import NamedTuple
 
 from engine.build.buildkit.control_messages import StatusResponse, Time, Vertex, VertexLog, VertexStatus
+from engine.build.buildkit.messages import shortened
 from engine.wire.build import BuildMessage
 
 BACKLOG = 10_000
 """Reports that are kept for clients that have not asked yet."""
+BACKLOG_BYTES = 16 << 20
+"""Their bytes."""
 AHEAD = 1_000
 """Reports that a client may be behind before the build's output waits for it."""
+AHEAD_BYTES = 4 << 20
+"""Their bytes."""
 TOGETHER = 200
 """Reports in one message."""
+TOGETHER_BYTES = 1 << 20
+"""Their bytes, without those of the last one, which has less than 128 KiB."""
+PIECE = 64 << 10
+"""Bytes of output in one report."""
 
 STDOUT, STDERR = 1, 2
 _RED, _PLAIN = "\x1b[91m", "\x1b[0m"
@@ -37,6 +52,70 @@ _QUIET = re.compile(
     r"|Successfully (built|tagged) [^\n]*\n\Z"
 )
 """Lines of the classic output that have no place among vertices."""
+
+
+class Limits(NamedTuple):
+    """Bytes of one stream of a step that are shown. BuildKit's defaults; -1: no limit."""
+
+    size: int = 2 << 20
+    """In all."""
+    speed: int = 200 << 10
+    """For each second that has begun."""
+
+
+def limits(environment: Mapping[str, str]) -> Limits:
+    """As buildkitd reads them from its environment: a text that is no number is ignored."""
+
+    def number(name: str, default: int) -> int:
+        text = environment.get(name, "")
+        return int(text) if _NUMBER.fullmatch(text) else default
+
+    default = Limits()
+    return Limits(
+        number("BUILDKIT_STEP_LOG_MAX_SIZE", default.size), number("BUILDKIT_STEP_LOG_MAX_SPEED", default.speed)
+    )
+
+
+_NUMBER = re.compile(r"-1|[0-9]{1,12}", re.ASCII)
+LIMITS = limits(os.environ)
+
+
+class Clip:
+    """The part of one stream's output that is shown."""
+
+    def __init__(self, limits: Limits, begun: float) -> None:
+        """`begun`: when the step began, of a monotonic clock in seconds."""
+        self._limits = limits
+        self._begun = begun
+        self._seen = 0
+        """Bytes so far, clipped ones too: after a flood nothing is shown until the time for that
+        many bytes has passed."""
+        self._clipping = False
+
+    def take(self, data: bytes, now: float) -> bytes:
+        """What is shown of these bytes, and where it begins to be clipped, a line that says so."""
+        size, speed = self._limits
+        allowed, reason = size, _units(size)
+        if speed >= 0:
+            by_now = max(1, math.ceil(now - self._begun)) * speed
+            if size < 0 or by_now <= size:
+                allowed, reason = by_now, f"{_units(speed)}/s"
+        room = len(data) if allowed < 0 else max(0, allowed - self._seen)
+        self._seen += len(data)
+        if room >= len(data):
+            self._clipping = False
+            return data
+        note = b"" if self._clipping else f"\n[output clipped, log limit {reason} reached]\n".encode()
+        self._clipping = True
+        return data[:room] + note
+
+
+def _units(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:g}{unit}"
+        count /= 1024
+    return f"{count:g}GiB"
 
 
 def _now() -> Time:
@@ -49,7 +128,7 @@ class Progress:
     def __init__(self, ref: str) -> None:
         self._ref = ref
         self._count = 0
-        self._backlog: deque[StatusResponse] = deque(maxlen=BACKLOG)
+        self._backlog = _Queue()
         self._readers: set[_Reader] = set()
         self._read = asyncio.Event()
         """A reader has caught up."""
@@ -63,13 +142,15 @@ class Progress:
 
     def report(self, report: StatusResponse) -> None:
         if not self._readers:
-            self._backlog.append(report)
+            self._backlog.add(report)
+            self._backlog.shrink(BACKLOG, BACKLOG_BYTES)
         for reader in self._readers:
-            reader.add(report)
+            reader.reports.add(report)
+            reader.changed.set()
 
     async def room(self) -> None:
         """Wait until no reader is far behind."""
-        while any(len(reader.reports) > AHEAD for reader in self._readers):
+        while any(reader.reports.beyond(AHEAD, AHEAD_BYTES) for reader in self._readers):
             self._read.clear()
             await self._read.wait()
 
@@ -82,13 +163,13 @@ class Progress:
     async def read(self) -> AsyncGenerator[StatusResponse, None]:
         """The reports from now on, and for the first reader those before; ends with the build."""
         reader = _Reader(self._backlog)
-        self._backlog.clear()
+        self._backlog = _Queue()
         self._readers.add(reader)
         try:
             while reader.reports or not self._closed:
                 reader.changed.clear()
                 if reader.reports:
-                    yield reader.take()
+                    yield reader.reports.take()
                     self._read.set()
                 elif not self._closed:
                     await reader.changed.wait()
@@ -98,19 +179,47 @@ class Progress:
 
 
 class _Reader:
-    def __init__(self, reports: deque[StatusResponse]) -> None:
-        self.reports = deque(reports)
+    def __init__(self, reports: _Queue) -> None:
+        self.reports = reports
         self.changed = asyncio.Event()
 
+
+class _Queue:
+    """Reports in order, and about how many bytes they have."""
+
+    def __init__(self) -> None:
+        self._reports: deque[tuple[StatusResponse, int]] = deque()
+        self._bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._reports)
+
     def add(self, report: StatusResponse) -> None:
-        self.reports.append(report)
-        self.changed.set()
+        size = 256 + sum(len(log.message) for log in report.logs)
+        size += sum(len(vertex.name) + len(vertex.error) for vertex in report.vertexes)
+        self._reports.append((report, size))
+        self._bytes += size
+
+    def beyond(self, reports: int, size: int) -> bool:
+        return len(self._reports) > reports or self._bytes > size
+
+    def shrink(self, reports: int, size: int) -> None:
+        """Drop the oldest reports until no more than so many are left."""
+        while self.beyond(reports, size):
+            self._pop()
+
+    def _pop(self) -> StatusResponse:
+        report, size = self._reports.popleft()
+        self._bytes -= size
+        return report
 
     def take(self) -> StatusResponse:
         """The next reports as one."""
         found = StatusResponse(vertexes=[], statuses=[], logs=[], warnings=[])
-        for _ in range(min(len(self.reports), TOGETHER)):
-            report = self.reports.popleft()
+        count, before = 0, self._bytes
+        while self._reports and count < TOGETHER and before - self._bytes < TOGETHER_BYTES:
+            report = self._pop()
+            count += 1
             found.vertexes += report.vertexes
             found.statuses += report.statuses
             found.logs += report.logs
@@ -123,7 +232,9 @@ class VertexProgress:
 
     def __init__(self, progress: Progress, digest: str, name: str) -> None:
         self._progress = progress
-        self._vertex = Vertex(digest=digest, name=name, started=_now())
+        self._vertex = Vertex(digest=digest, name=shortened(name), started=_now())
+        begun = time.monotonic()
+        self._clips = {stream: Clip(LIMITS, begun) for stream in (STDOUT, STDERR)}
         self._begun: dict[str, Time] = {}
         """When each status line began that has not ended."""
         self.cached = False
@@ -139,14 +250,15 @@ class VertexProgress:
             for name in list(self._begun):
                 self.status(name, complete=True)
             self._vertex.completed = _now()
-            self._vertex.error = error
+            self._vertex.error = shortened(error)
             self._vertex.cached = self.cached
             self._show()
 
     def log(self, text: str, stream: int = STDOUT) -> None:
-        message = text.encode(errors="replace")
-        log = VertexLog(vertex=self._vertex.digest, timestamp=_now(), stream=stream, message=message)
-        self._progress.report(StatusResponse(logs=[log]))
+        shown = self._clips[stream].take(text.encode(errors="replace"), time.monotonic())
+        for piece in _pieces(shown):
+            log = VertexLog(vertex=self._vertex.digest, timestamp=_now(), stream=stream, message=piece)
+            self._progress.report(StatusResponse(logs=[log]))
 
     def status(self, name: str, current: int = 0, total: int = 0, *, complete: bool = False) -> None:
         """A line of its own below the vertex, with numbers that grow."""
@@ -165,6 +277,11 @@ class VertexProgress:
             completed=now if complete else None,
         )
         self._progress.report(StatusResponse(statuses=[shown]))
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    for at in range(0, len(data), PIECE):
+        yield data[at : at + PIECE]
 
 
 class Steps:

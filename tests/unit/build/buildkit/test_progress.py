@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.build.buildkit import control, protobuf
 from engine.build.buildkit import progress as module
-from engine.build.buildkit.control_messages import StatusResponse
-from engine.build.buildkit.progress import Progress, Steps
+from engine.build.buildkit.control_messages import DiskUsageResponse, StatusResponse
+from engine.build.buildkit.messages import TEXT_BYTES, shortened
+from engine.build.buildkit.progress import Clip, Limits, Progress, Steps
+from engine.build.prune import Entry
 from engine.wire.build import BuildMessage, BuiltImage
 from engine.wire.images import ProgressDetail
 
@@ -149,3 +157,97 @@ def test_readers_that_come_late() -> None:
         assert [report async for report in progress.read()] == []
 
     asyncio.run(work())
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def test_output_is_clipped_by_its_speed() -> None:
+    clip = Clip(Limits(1 << 20, 100), 10.0)
+    assert clip.take(b"a" * 60, 10.0) == b"a" * 60
+    assert clip.take(b"b" * 60, 10.5) == b"b" * 40 + b"\n[output clipped, log limit 100B/s reached]\n"
+    assert clip.take(b"c" * 60, 10.9) == b"", "it says so once"
+    assert clip.take(b"d" * 10, 11.1) == b"d" * 10, "another second has begun"
+    assert clip.take(b"e" * 50, 11.2) == b"e" * 10 + b"\n[output clipped, log limit 100B/s reached]\n"
+
+
+def test_output_is_clipped_by_its_size() -> None:
+    clip = Clip(Limits(), 0.0)
+    shown = clip.take(b"x" * (3 << 20), 60.0)
+    assert shown == b"x" * (2 << 20) + b"\n[output clipped, log limit 2MiB reached]\n"
+    assert clip.take(b"y", 1e9) == b""
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, Limits(2 << 20, 200 << 10)),
+        ({"BUILDKIT_STEP_LOG_MAX_SIZE": "10485760", "BUILDKIT_STEP_LOG_MAX_SPEED": "-1"}, Limits(10 << 20, -1)),
+        ({"BUILDKIT_STEP_LOG_MAX_SIZE": "10m", "BUILDKIT_STEP_LOG_MAX_SPEED": "-2"}, Limits()),
+    ],
+)
+def test_limits_of_the_environment(environment: dict[str, str], expected: Limits) -> None:
+    assert module.limits(environment) == expected
+
+
+_LIMIT = st.one_of(st.just(-1), st.integers(0, 300))
+
+
+@given(_LIMIT, _LIMIT, st.lists(st.tuples(st.floats(0, 3), st.binary(max_size=200)), max_size=20))
+def test_what_is_shown_is_a_part_of_the_output(size: int, speed: int, writes: list[tuple[float, bytes]]) -> None:
+    clip, now, shown = Clip(Limits(size, speed), 0.0), 0.0, 0
+    for pause, data in writes:
+        now += pause
+        found = clip.take(data, now)
+        text = found.partition(b"\n[output clipped, log limit ")[0] if found != data else found
+        assert data.startswith(text)
+        shown += len(text)
+        if size >= 0:
+            assert shown <= size
+        if speed >= 0:
+            assert shown <= max(1, math.ceil(now)) * speed
+        if size < 0 and speed < 0:
+            assert found == data
+
+
+def test_messages_are_bounded() -> None:
+    """Whatever is written, and however late a client asks."""
+
+    async def work() -> list[bytes]:
+        progress = Progress("ref")
+        for number in range(300):
+            vertex = progress.vertex(f"[{number}/300] RUN " + "n" * (1 << 20))
+            for stream in (module.STDOUT, module.STDERR):
+                for _ in range(20):
+                    vertex.log("x" * 250_000, stream)
+            vertex.end("e" * (1 << 20) + ": exit code: 7")
+        progress.close()
+        return [protobuf.encode(report) async for report in progress.read()]
+
+    messages = asyncio.run(work())
+    assert max(map(len, messages)) < module.TOGETHER_BYTES + (256 << 10)
+    assert sum(map(len, messages)) < module.BACKLOG_BYTES * 1.1
+    last = protobuf.decode(messages[-1], StatusResponse).vertexes[-1]
+    assert last.error.startswith("eee") and last.error.endswith(": exit code: 7")
+    assert last.name.startswith("[299/300] RUN nnn") and last.completed is not None
+
+
+@given(st.text(max_size=30), st.integers(0, 2 * TEXT_BYTES))
+def test_a_shortened_text(text: str, length: int) -> None:
+    long = (text or "x") * (length // (len(text) or 1))
+    short = shortened(long)
+    assert len(short.encode(errors="replace")) <= TEXT_BYTES
+    if short != long:
+        before, _, after = short.partition(" … ")
+        assert long.startswith(before[:100]) and long.endswith(after[-100:])
+
+
+def test_a_large_cache_is_one_message() -> None:
+    def entry(number: int) -> Entry:
+        return Entry(f"id{number}", "", "regular", "\U0001d11e" * 2000, 7, 1, 1, 1, False, False)
+
+    found = control.usage_records([entry(number) for number in range(control.RECORDS + 5)])
+    assert len(protobuf.encode(DiskUsageResponse(records=found))) < 8 << 20
+    assert len(found) == control.RECORDS + 1 and sum(record.size for record in found) == 7 * (control.RECORDS + 5)
+    assert (found[0].id, found[0].description) == ("others", "5 entries that were used before the others")
+    assert control.usage_records([entry(1)])[0].id == "id1" and control.usage_records([]) == []
