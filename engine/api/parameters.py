@@ -251,8 +251,8 @@ def credentials(request: Request) -> Credentials:
 
 
 def check_json(request: Request) -> None:
-    """Raises InvalidParameter, in Docker's words, if the Content-Type is not that of JSON. A request
-    that a browser sends for a page of another site has none, or one of a form or of text.
+    """Raises InvalidParameter, in Docker's words, if the Content-Type is not that of JSON. A page
+    of another site can make a browser send none, or that of a form or of text, but not this one.
     """
     given = request.headers.get("content-type")
     if not given:

@@ -263,7 +263,7 @@ def test_a_command_that_fails(builder: TempEngine) -> None:
 
 
 def test_a_command_that_prints_much(builder: TempEngine) -> None:
-    """Clients refuse messages of more than 16 MiB. The output is clipped, and the command goes on."""
+    """Clients refuse messages of more than 16 MiB. Output is clipped, and the command goes on."""
     script = "yes out | head -c 30000000; yes err | head -c 9000000 >&2; echo done >/done"
     built = build(builder, f"FROM busybox\nRUN : {unique()}; {script}\nRUN cat /done\n")
     assert built.failure is None
