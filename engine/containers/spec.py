@@ -369,11 +369,11 @@ def _readonly_paths(host: HostConfig, hierarchies: Cgroups, seen: Sequence[oci.M
 
 def readonly_paths(paths: Iterable[str], hierarchies: Cgroups, mounts: Sequence[oci.Mount]) -> tuple[str, ...]:
     """These paths and, under v1, the tmpfs with the hierarchies' mount points, which runtimes leave
-    writable. Read-only mounts below a path follow it.
+    writable. Each is followed by the read-only mounts below it.
 
-    Runtimes bind a read-only path to itself, with copies of the mounts below it. crun makes all
-    mounts read-only at the end, and forgets such copies: without a path of their own they would be
-    writable. Paths below /proc and /sys come last, because an image can have a link to them at any
+    Runtimes bind a read-only path to itself, with copies of the mounts below it. crun sets the
+    read-only flag of all mounts only at the end, and not that of the copies, so a copy needs a path
+    of its own. Paths in /proc and /sys come last, because an image can have a link to them at any
     other path.
     """
     wanted = list(paths)

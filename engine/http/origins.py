@@ -33,9 +33,9 @@ def check(request: Request) -> None:
 
 
 def check_plain(request: Request) -> None:
-    """The same without TLS, where a page can also give its own name the server's address (DNS
-    rebinding) and is then no other site. Raises Forbidden for a request of a browser by any name
-    but `localhost`. An IP address cannot be given to other servers.
+    """The same without TLS. There a page can change the address of its own name to the server's
+    (DNS rebinding), and is then no other site. Raises Forbidden for a request of a browser by any
+    name but `localhost`; an IP address as name is not looked up.
     """
     headers = request.headers
     host = headers.get("host")
