@@ -55,10 +55,8 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
         host = msgspec.structs.replace(host, volume_driver=body.volume_driver)
     if body.hostname:
         check_hostname(body.hostname)
-    if body.domainname and (len(body.domainname) > 64 or not is_word(body.domainname)):
-        raise InvalidParameter(
-            f"invalid domainname format: {body.domainname[:100]!r}: at most 64 characters, no blanks"
-        )
+    if body.domainname and (len(body.domainname.encode()) > 64 or not is_word(body.domainname)):
+        raise InvalidParameter(f"invalid domainname format: {body.domainname[:100]!r}: at most 64 bytes, no blanks")
     check_together(body, host)
     for entry in body.env or ():
         if not entry or entry.startswith("="):
