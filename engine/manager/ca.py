@@ -8,7 +8,8 @@ Rotation. A new root is put beside the old one (`Cluster.rotation`), signed by t
 (`cross_signed`). From then on certificates come from the new root, with the cross-signed one
 behind them, so that nodes which know the old root alone accept them. Agents are given both roots
 and are asked to renew. When each node has a certificate of the new root (`rotation.py`), it becomes
-the only one, and the tokens change with it.
+the only one, and the tokens change with it. Before that another rotation may begin, or the way back
+to the old root: `roots.py` has the rules.
 
 Owns:    nothing. Records are the store's.
 Threads: the event loop's.
@@ -29,14 +30,13 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable
-from engine.manager import cfssl, keys, records, tokens
+from engine.manager import cfssl, keys, records, roots, tokens
 from engine.manager.certificates import (
     MALFORMED,
     Root,
     Subject,
     certificates,
     digest,
-    issued_by,
     issuer_key,
     issuer_name,
     nanoseconds,
@@ -151,8 +151,8 @@ class Authority:
         return cluster
 
     def trusted(self) -> str:
-        """The roots that nodes trust now: PEM, one or, during a rotation, two."""
-        return trusted(self.cluster)
+        """The roots that nodes trust now, PEM: one, or more during a rotation."""
+        return roots.trusted(self.cluster)
 
     def root(self) -> str:
         """The root that the tokens name, which joining nodes are given first."""
@@ -193,11 +193,11 @@ class Authority:
         cluster = self.cluster
         if subject.swarm != cluster.id:
             raise Forbidden(f"the certificate is that of another swarm, {subject.swarm[:64]}")
-        for pem in (cluster.rotation, cluster.root):
-            if pem and issued_by(certificate, _root(pem).certificate):
-                until = nanoseconds(certificate.not_valid_after_utc)
-                return Identity(subject.node, subject.role, digest(pem), subject.swarm, until)
-        raise Forbidden("the certificate was not issued by this swarm's CA")
+        issuer = roots.issuer_of(cluster, certificate)
+        if not issuer:
+            raise Forbidden("the certificate was not issued by this swarm's CA")
+        until = nanoseconds(certificate.not_valid_after_utc)
+        return Identity(subject.node, subject.role, digest(issuer), subject.swarm, until)
 
     async def admit(self, identity: Identity, role: Role | None = None) -> None:
         """Raises Forbidden when the node was removed from the swarm, or never was in it, or is not
@@ -267,7 +267,7 @@ class Authority:
             Subject(node, role, cluster.id),
             address=address,
             now=self._clock.now(),
-            trusted=trusted(cluster),
+            trusted=roots.trusted(cluster),
             external=self._external,
         )
         return issued + cluster.cross_signed if cluster.rotation else issued
@@ -279,12 +279,10 @@ class Authority:
             return _root(cluster.rotation, ca_key.next)
         return _root(cluster.root, ca_key.key)
 
-    def should_renew(self, root: str) -> bool:
-        """Returns True if a node whose certificate came from `root` (`NodeData.certificate`) should
-        renew it now, because of a rotation.
-        """
-        cluster = self.cluster
-        return root != "" and root != digest(cluster.rotation or cluster.root)
+    def should_renew(self, identity: Identity) -> bool:
+        """Returns True if this node should renew its certificate now, because of a rotation."""
+        data = self._store.record(records.NODE_DATA, identity.node)
+        return roots.should_renew(self.cluster, identity.certificate, data)
 
     # --- settings ---------------------------------------------------------------------------------
 
@@ -292,8 +290,8 @@ class Authority:
         """`new`, whose spec an update has replaced, with the roots that its CAConfig asks for, and
         without the key in it. The changes and comparisons belong into its transaction.
 
-        Raises InvalidParameter for settings that do not fit together, ServerError when the external
-        CA cannot sign.
+        Raises InvalidParameter for settings that do not fit together, WrongState after too many
+        rotations that have not ended, ServerError when the external CA cannot sign.
         """
         entry = self._store.get(records.CA_KEY)
         ca_key = entry.record if entry is not None else CAKey("")
@@ -305,12 +303,11 @@ class Authority:
             _usable(present, config, now)
             return new, [], []
         root, pem = wanted
-        if root.pem == old.root:  # also the end of a rotation that was under way
-            new = msgspec.structs.replace(new, rotation="", cross_signed="")
+        if root.pem == old.root:
+            new = roots.returned(new)
             key = CAKey(pem)
         else:
-            cross_signed = await self._cross_signed(old, ca_key, root, now)
-            new = msgspec.structs.replace(new, rotation=root.pem, cross_signed=cross_signed)
+            new = roots.rotated(new, root.pem, await self._cross_signed(old, ca_key, root, now))
             key = CAKey(ca_key.key, pem)
         revision = entry.revision if entry is not None else 0
         return new, [Put(records.CA_KEY, "", key)], [Compare(records.CA_KEY, "", revision)]
@@ -351,7 +348,7 @@ class Authority:
         if signer.can_sign:
             return signer.cross_sign(root, now)
         own = [one for one in old.spec.ca_config.external_cas if _is_of(one, signer)]
-        return await cfssl.cross_sign(own, signer, root, trusted(old))
+        return await cfssl.cross_sign(own, signer, root, roots.trusted(old))
 
     # --- secrets ----------------------------------------------------------------------------------
 
@@ -374,10 +371,6 @@ class Authority:
         return AESGCM(key.key)
 
 
-def trusted(cluster: Cluster) -> str:
-    return cluster.root + cluster.rotation
-
-
 def without_key(spec: SwarmSpec) -> SwarmSpec:
     """The settings as they are stored and shown: never with the key of the CA."""
     config = msgspec.structs.replace(spec.ca_config, signing_ca_key="")
@@ -392,10 +385,10 @@ def _counted(cluster: Cluster, least: int) -> Cluster:
     return msgspec.structs.replace(cluster, spec=spec, force_rotate=count)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def tls_info(pem: str) -> TLSInfo:
-    root = _root(pem)
-    return TLSInfo(trust_root=root.pem, cert_issuer_subject=issuer_name(root), cert_issuer_public_key=issuer_key(root))
+    root = roots.issuer(pem)
+    return TLSInfo(trust_root=pem, cert_issuer_subject=issuer_name(root), cert_issuer_public_key=issuer_key(root))
 
 
 @lru_cache(maxsize=8)

@@ -269,14 +269,14 @@ def normal(certificate: x509.Certificate) -> str:
     return certificate.public_bytes(Encoding.PEM).decode()
 
 
-def issuer_name(root: Root) -> bytes:
+def issuer_name(root: x509.Certificate) -> bytes:
     """DER, for the API's TLSInfo."""
-    return root.certificate.subject.public_bytes()
+    return root.subject.public_bytes()
 
 
-def issuer_key(root: Root) -> bytes:
+def issuer_key(root: x509.Certificate) -> bytes:
     """DER of SubjectPublicKeyInfo, for the API's TLSInfo."""
-    return root.certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return root.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def nanoseconds(moment: datetime.datetime) -> int:

@@ -412,8 +412,10 @@ class Dispatcher:
                 features=hello.features,
                 subnets=hello.subnets,
             )
-            if entry is not None and entry.record.state == NodeState.READY:
-                data = msgspec.structs.replace(data, since=entry.record.since)
+            if entry is not None:
+                data = msgspec.structs.replace(data, abandonments=entry.record.abandonments)
+                if entry.record.state == NodeState.READY:
+                    data = msgspec.structs.replace(data, since=entry.record.since)
             compares = (
                 Compare(records.NODES, node, known.created, by_creation=True),
                 Compare(records.NODE_DATA, node, 0 if entry is None else entry.revision),
@@ -808,7 +810,7 @@ class Dispatcher:
             managers=self.managers(),
             role=(Role.WORKER if node is None else node.role).label,
             epoch=cluster.epoch,
-            renew=self._authority.should_renew(session.identity.certificate),
+            renew=self._authority.should_renew(session.identity),
             root=self._authority.trusted(),
             expiry=self._authority.expiry(),
             availability="active" if node is None else node.availability.label,

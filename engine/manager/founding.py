@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import InvalidParameter, NotFound, ServerError, decoding_reason
-from engine.manager import ca, joining, keys, networks, renewal
+from engine.manager import ca, joining, keys, networks, renewal, roots
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock
 from engine.manager.control import validate
@@ -168,13 +168,15 @@ METHODS: dict[str, Callable[[Credentials, Member, Begin, Clock], Awaitable[Etcd]
 async def take_all(store: Store, authority: Authority, credentials: Credentials, begin: Begin, clock: Clock) -> None:
     """After `force`: this node is the only manager. The others become workers that are down, until
     they join again; the epoch rises, so that agents that have seen it refuse the old managers. The
-    own certificate is issued again, with the address of the request.
+    own certificate is issued again, with the address of the request. Its issuer is trusted again if
+    an earlier version has forgotten it: other nodes may have certificates of the same root.
     """
     now = clock.now()
     cluster = store.get(CLUSTER)
     if cluster is None:
         raise ServerError("etcd's data has no swarm")
-    changes: list[Change] = [Put(CLUSTER, "", replace(cluster.record, epoch=cluster.record.epoch + 1, updated=now))]
+    record = roots.adopted(cluster.record, credentials.certificate())
+    changes: list[Change] = [Put(CLUSTER, "", replace(record, epoch=record.epoch + 1, updated=now))]
     changes += [Delete(MANAGERS, node) for node in store.all(MANAGERS) if node != begin.node]
     for node, entry in store.all(NODES).items():
         role = Role.MANAGER if node == begin.node else Role.WORKER

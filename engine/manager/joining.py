@@ -22,7 +22,7 @@ import msgspec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable, Unimplemented, WrongState
-from engine.manager import messages, records
+from engine.manager import messages, records, roots
 from engine.manager.ca import Authority
 from engine.manager.certificates import request_key
 from engine.manager.clock import Clock
@@ -32,7 +32,7 @@ from engine.manager.identity import Identity
 from engine.manager.kv import Etcd
 from engine.manager.members import Members
 from engine.manager.messages import Done, Joined, MemberAdded, Message, Peer, Renewed
-from engine.manager.records import ID_LENGTH, NodeRecord, base36
+from engine.manager.records import ID_LENGTH, NodeData, NodeRecord, base36
 from engine.manager.states import Role
 from engine.manager.store import Compare, Put, Stale, Store
 from engine.manager.tls import Credentials, dial
@@ -170,14 +170,40 @@ class Joining:
             raise Forbidden(f"node {node} is not part of this swarm: it was removed")
         if role is Role.WORKER and identity.role is Role.MANAGER and await self.members.of(node) is not None:
             raise Unavailable(f"node {node} is being demoted: its member of etcd is not removed yet")
-        data = self._store.record(records.NODE_DATA, node)
-        address = message.advertise or (data.manager_address if data is not None else "") or seen
+        data = await self._noted(identity)
+        address = message.advertise or data.manager_address or seen
         return Renewed(
             seq=message.seq,
             certificate=await self._authority.sign(message.csr, node, role, address),
             root=self._authority.trusted(),
             role=role.label,
         )
+
+    async def _noted(self, identity: Identity) -> NodeData:
+        """The record of a node that asks for a certificate, in which it is noted during a rotation.
+        Raises Forbidden for a removed node.
+        """
+        node = identity.node
+        for _ in range(ATTEMPTS):
+            known, entry = self._store.get(records.NODES, node), self._store.get(records.NODE_DATA, node)
+            if known is None:
+                raise Forbidden(f"node {node} is not part of this swarm: it was removed")
+            before = entry.record if entry is not None else None
+            data = roots.noted(self._authority.cluster, identity.certificate, before)
+            if data == (before or NodeData()):
+                return data
+            try:
+                await self._store.commit(
+                    [Put(records.NODE_DATA, node, data)],
+                    [
+                        Compare(records.NODES, node, known.created, by_creation=True),
+                        Compare(records.NODE_DATA, node, entry.revision if entry is not None else 0),
+                    ],
+                )
+                return data
+            except Stale:
+                continue
+        raise Unavailable(f"the record of node {node} changed at each attempt")
 
     def managers(self) -> tuple[Peer, ...]:
         """The managers that are present."""

@@ -73,8 +73,8 @@ class Cluster(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     updated: int
     spec: SwarmSpec
     root: str
-    """PEM of the root certificate, which the tokens name. During a rotation nodes trust `rotation`
-    too.
+    """PEM of the root certificate, which the tokens name. During a rotation nodes trust others too
+    (`roots.py`).
     """
     worker_token: str
     manager_token: str
@@ -86,7 +86,14 @@ class Cluster(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     rotation: str = ""
     """PEM of the root that a rotation leads to; "" when none runs."""
     cross_signed: str = ""
+    """`rotation`, signed by `root`."""
     force_rotate: int = 0
+    abandoned: tuple[str, ...] = ()
+    """PEM of the roots that rotations led to which did not end: nodes may have certificates of
+    them.
+    """
+    abandonments: int = 0
+    """How many roots were abandoned since the swarm was founded."""
 
 
 class CAKey(msgspec.Struct, array_like=True, frozen=True):
@@ -153,6 +160,8 @@ class NodeData(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=Fa
     """What its kernel has of: overlay, esp, egress."""
     subnets: tuple[str, ...] = ()
     """Local IPv4 subnets, which new networks of the swarm keep away from."""
+    abandonments: int = 0
+    """`Cluster.abandonments` when it last asked for a certificate during a rotation."""
 
 
 class ServiceRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):

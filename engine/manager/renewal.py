@@ -21,8 +21,8 @@ from collections.abc import Callable
 import msgspec
 
 from engine.errors import EngineError, ServerError, Unavailable
-from engine.manager import cfssl, keys, records
-from engine.manager.ca import EXPIRY, Authority, trusted
+from engine.manager import cfssl, keys, records, roots
+from engine.manager.ca import EXPIRY, Authority
 from engine.manager.certificates import Root, Subject, certificates, digest, nanoseconds, request_key, subject_of
 from engine.manager.clock import Clock
 from engine.manager.records import CAKey, Claim, Cluster
@@ -118,16 +118,16 @@ class Upkeep:
 
     async def trust(self) -> None:
         """Make file, etcd and claim follow the swarm's roots."""
-        roots = self._authority.trusted()
-        await asyncio.to_thread(self._credentials.install, roots=roots)
+        trusted = self._authority.trusted()
+        await asyncio.to_thread(self._credentials.install, roots=trusted)
         if not self._authority.cluster.rotation:
             return
-        if self._of_etcd() != roots:
+        if self._of_etcd() != trusted:
             raise Unavailable("etcd has not been started again with the new root yet")
         key = trust_claim(self._node)
         claim = self._store.record(records.CLAIMS, key)
-        if claim is None or claim.holder != digest(roots):
-            await self._store.commit([Put(records.CLAIMS, key, Claim(digest(roots)))])
+        if claim is None or claim.holder != digest(trusted):
+            await self._store.commit([Put(records.CLAIMS, key, Claim(digest(trusted)))])
 
     async def renew(self) -> None:
         """Renew the own certificate when the daemon has not done so in time."""
@@ -136,6 +136,7 @@ class Upkeep:
         record = self._store.record(records.NODES, self._node)
         if self._clock.now() < ends - LAST * (ends - begins) or record is None or record.role is not Role.MANAGER:
             return
+        await self._store.current()  # the root that certificates come from may be another one now
         key = keys.new_key()
         certificate = await self._authority.sign(keys.request(key), self._node, Role.MANAGER, self._address)
         await asyncio.to_thread(self._credentials.install, certificate=certificate, key=key)
@@ -179,5 +180,5 @@ def rescue(credentials: Credentials, clock: Clock, *, node: str, address: str) -
         now=clock.now(),
         lifetime=cluster.spec.ca_config.node_cert_expiry or EXPIRY,
     )
-    credentials.install(roots=trusted(cluster), certificate=certificate + cluster.cross_signed, key=key)
+    credentials.install(roots=roots.trusted(cluster), certificate=certificate + cluster.cross_signed, key=key)
     _log.warning("%s and was renewed with the key in its own data", text)

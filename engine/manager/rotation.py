@@ -1,8 +1,9 @@
 """The end of a CA rotation, a loop of the leader: when each node has a certificate of the new root,
-and each manager's etcd trusts it, the old root is dropped.
+and each manager's etcd trusts it, all other roots are dropped. So they are after the way back to
+the old root, when each node has a certificate of that one again. The rules are in `roots.py`.
 
-The tokens change with it, because they name the root. A node that is down holds the rotation up, as
-it could not come back later: the log names it, and the operator removes it or waits.
+The tokens change with the root that they name. A node that is down holds the rotation up, as it
+could not come back later: the log names it, and the operator removes it or waits.
 
 Threads: the event loop's.
 """
@@ -13,8 +14,7 @@ import logging
 
 import msgspec
 
-from engine.manager import records, tokens
-from engine.manager.ca import trusted
+from engine.manager import records, roots, tokens
 from engine.manager.certificates import digest
 from engine.manager.clock import Clock
 from engine.manager.loops import Acting
@@ -48,11 +48,11 @@ class RotationLoop:
 
     def changed(self, event: Event) -> None:
         if event.kind is records.CLUSTER:
-            self._due = 0.0 if event.new is not None and event.new.record.rotation else None
+            self._due = 0.0 if event.new is not None and roots.changing(event.new.record) else None
 
     def take_over(self) -> None:
         cluster = self._store.record(records.CLUSTER)
-        self._due = 0.0 if cluster is not None and cluster.rotation else None
+        self._due = 0.0 if cluster is not None and roots.changing(cluster) else None
         self._told = self._clock.monotonic() - TOLD + 60
 
     def due(self) -> float | None:
@@ -60,7 +60,7 @@ class RotationLoop:
 
     async def step(self, acting: Acting) -> None:
         entry, key = self._store.get(records.CLUSTER), self._store.get(records.CA_KEY)
-        if entry is None or not entry.record.rotation:
+        if entry is None or not roots.changing(entry.record):
             self._due = None
             return
         self._due = self._clock.monotonic() + PERIOD
@@ -71,20 +71,19 @@ class RotationLoop:
                 more = f" and {len(waits) - 5} more" if len(waits) > 5 else ""
                 _log.warning("the rotation of the CA waits for nodes %s%s", ", ".join(waits[:5]), more)
             return
-        root = cluster.rotation
-        done = msgspec.structs.replace(
-            cluster,
-            root=root,
-            rotation="",
-            cross_signed="",
-            worker_token=tokens.token(root, tokens.new_secret()),
-            manager_token=tokens.token(root, tokens.new_secret()),
-            updated=self._clock.now(),
-        )
+        done = msgspec.structs.replace(roots.finished(cluster), updated=self._clock.now())
+        ca_key = key.record if key is not None else CAKey("")
+        if cluster.rotation:
+            ca_key = CAKey(ca_key.next)
+            done = msgspec.structs.replace(
+                done,
+                worker_token=tokens.token(done.root, tokens.new_secret()),
+                manager_token=tokens.token(done.root, tokens.new_secret()),
+            )
         await acting.commit(
             [
                 Put(records.CLUSTER, "", done),
-                Put(records.CA_KEY, "", CAKey(key.record.next if key is not None else "")),
+                Put(records.CA_KEY, "", ca_key),
                 *(Delete(records.CLAIMS, each) for each in self._store.all(records.CLAIMS) if each.startswith(_TRUST)),
             ],
             [
@@ -93,20 +92,20 @@ class RotationLoop:
             ],
         )
         self._due = None
-        _log.info("the rotation of the CA is complete: the join tokens have changed")
+        _log.info("the rotation of the CA is complete%s", ": the join tokens have changed" if cluster.rotation else "")
 
     def waits_for(self, cluster: Cluster) -> list[str]:
-        """The nodes without a certificate of the new root, and the managers whose etcd does not
-        trust it yet.
+        """The nodes that may have a certificate of another root than the new one, and the managers
+        whose etcd does not trust that one yet.
         """
-        new, both = digest(cluster.rotation), digest(trusted(cluster))
+        trusted = digest(roots.trusted(cluster))
         found = []
         for node, entry in self._store.all(records.NODES).items():
             data = self._store.record(records.NODE_DATA, node)
-            if data is None or data.certificate != new:
+            if not roots.settled(cluster, data):
                 found.append(node)
-            elif entry.record.role is Role.MANAGER:
+            elif cluster.rotation and entry.record.role is Role.MANAGER:
                 claim = self._store.record(records.CLAIMS, trust_claim(node))
-                if claim is None or claim.holder != both:
+                if claim is None or claim.holder != trusted:
                     found.append(node)
         return found

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import EngineError, ServerError, Unavailable, WrongState, reason
-from engine.manager import founding, joining, messages, orchestration
+from engine.manager import founding, joining, messages, orchestration, roots
 from engine.manager.backup import Backups, save
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock, SystemClock
@@ -99,8 +99,7 @@ class Running:
     @property
     def identity(self) -> Identity:
         """That of the own node, whose daemon speaks on the Unix socket."""
-        cluster = self._authority.cluster
-        now = (self._credentials.stamp(), cluster.root, cluster.rotation)
+        now = (self._credentials.stamp(), roots.members(self._authority.cluster))
         if now != self._identified or self._identity is None:
             certificate = ssl.PEM_cert_to_DER_cert(_first(self._credentials.certificate()))
             self._identity, self._identified = self._authority.identify(certificate), now

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from engine import times
+from engine.manager import roots
 from engine.manager.ca import tls_info
 from engine.manager.certificates import digest
 from engine.manager.control import filters, validate
@@ -120,8 +121,8 @@ def _description(store: Store, data: NodeData) -> wire.NodeDescription:
     description, cluster = data.description or wire.NodeDescription(), store.record(CLUSTER)
     if cluster is None or not data.certificate:
         return description
-    for root in (cluster.root, cluster.rotation):
-        if root and digest(root) == data.certificate:
+    for root in roots.members(cluster):
+        if digest(root) == data.certificate:
             issuer = msgspec.structs.replace(tls_info(root), trust_root=cluster.root)
             return msgspec.structs.replace(description, tls_info=issuer)
     return description

@@ -8,7 +8,7 @@ import msgspec
 
 from engine import times
 from engine.errors import Unavailable, Unimplemented
-from engine.manager import networks, tokens
+from engine.manager import networks, roots, tokens
 from engine.manager.ca import tls_info
 from engine.manager.control import nodes, validate
 from engine.manager.control.context import Context, body, check_version, encode
@@ -36,7 +36,7 @@ def cluster_info(context: Context, entry: Entry[Cluster]) -> ClusterInfo:
         updated_at=times.rfc3339(cluster.updated),
         spec=cluster.spec,
         tls_info=_tls_info(cluster),
-        root_rotation_in_progress=bool(cluster.rotation),
+        root_rotation_in_progress=roots.changing(cluster),
         default_addr_pool=list(map(str, pools)),
         subnet_size=size,
         data_path_port=cluster.data_path_port,
@@ -45,7 +45,7 @@ def cluster_info(context: Context, entry: Entry[Cluster]) -> ClusterInfo:
 
 def _tls_info(cluster: Cluster) -> TLSInfo:
     """The root that nodes trust, and the one that issues their next certificates."""
-    return msgspec.structs.replace(tls_info(cluster.rotation or cluster.root), trust_root=cluster.root)
+    return msgspec.structs.replace(tls_info(roots.signing(cluster)), trust_root=cluster.root)
 
 
 async def inspect(context: Context, call: Call) -> bytes:

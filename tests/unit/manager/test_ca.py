@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable
 from engine.manager import ca, keys, records, tokens
-from engine.manager.ca import LATE, Authority, Founding, found, trusted
+from engine.manager.ca import LATE, Authority, Founding, found
 from engine.manager.certificates import (
     Root,
     Subject,
@@ -127,7 +127,7 @@ async def test_identities(store: Store, clock: FakeClock) -> None:
     identity = authority.identify(der(await authority.sign(csr, "worker1", Role.WORKER)))
     assert (identity.node, identity.role, identity.swarm) == ("worker1", Role.WORKER, made.cluster.id)
     assert identity.certificate == digest(made.cluster.root)
-    assert not authority.should_renew(identity.certificate)
+    assert not authority.should_renew(identity)
     assert authority.identify(der(made.certificate)).role is Role.MANAGER
 
     other = await found(SwarmSpec(), clock, node=NODE, address="")
@@ -211,14 +211,14 @@ async def test_force_rotate_begins_a_rotation(store: Store, clock: FakeClock) ->
     assert (cluster.worker_token, cluster.manager_token) == (made.cluster.worker_token, made.cluster.manager_token)
     assert authority.trusted() == cluster.root + cluster.rotation
     assert authority.root() == made.cluster.root, "what the tokens name"
-    assert authority.should_renew(old.certificate)
-    assert not authority.should_renew("")
+    assert authority.should_renew(old)
+    assert not authority.should_renew(old._replace(certificate=""))
     chain = certificates(await authority.sign(keys.request(keys.new_key()), "worker1", Role.WORKER))
     assert len(chain) == 2
     assert issued_by(chain[0], Root(cluster.rotation).certificate)
     assert issued_by(chain[1], Root(cluster.root).certificate)
     new = authority.identify(chain[0].public_bytes(Encoding.DER))
-    assert not authority.should_renew(new.certificate)
+    assert not authority.should_renew(new)
     assert authority.identify(der(made.certificate)) == old, "the old ones are good until they are renewed"
 
 
@@ -241,8 +241,11 @@ async def test_rotation_to_a_root_of_the_operator_and_back(store: Store, clock: 
 
     back = await reconfigured(authority, store, CAConfig(signing_ca_cert=made.cluster.root))
     assert back.rotation == "" and back.cross_signed == "" and key_of(store) == CAKey(made.ca_key.key)
-    assert authority.trusted() == made.cluster.root
-    assert authority.should_renew(digest(pem)), "those that had renewed already must do so again"
+    assert (back.abandoned, back.abandonments) == ((pem,), 1)
+    assert authority.trusted() == made.cluster.root + pem, "until no node can have a certificate of it"
+    public, subject = request_key(keys.request(keys.new_key())), Subject("worker1", Role.WORKER, back.id)
+    renewed = der(Root(pem, key).issue(public, subject, address="", now=clock.now(), lifetime=HOUR))
+    assert authority.should_renew(authority.identify(renewed)), "those that had renewed already must do so again"
 
 
 @pytest.mark.parametrize(
@@ -342,4 +345,4 @@ async def test_before_the_records_are_loaded_nothing_is_decided(store: Store, cl
     for question in (authority.trusted, lambda: authority.seal("x", b""), lambda: authority.role_of("x" * 3)):
         with pytest.raises((Unavailable, InvalidParameter)):
             question()
-    assert ca.EXPIRY == 90 * 24 * HOUR and trusted
+    assert ca.EXPIRY == 90 * 24 * HOUR

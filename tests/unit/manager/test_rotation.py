@@ -10,9 +10,10 @@ import pytest
 
 from engine.errors import ServerError, Unavailable
 from engine.manager import keys, records, renewal, tokens
-from engine.manager.ca import Authority, found, trusted
+from engine.manager.ca import Authority, found
 from engine.manager.certificates import certificates, digest, issued_by, nanoseconds
 from engine.manager.clock import SECOND
+from engine.manager.identity import Identity
 from engine.manager.loops import Acting
 from engine.manager.records import CAKey, NodeData, NodeRecord
 from engine.manager.renewal import Upkeep, rescue
@@ -57,13 +58,14 @@ class Here:
             of_etcd=lambda: self.of_etcd,
         )
 
-    async def has(self, node: str, root: str) -> None:
+    async def has(self, node: str, root: str, abandonments: int = 0) -> None:
         """The node has connected with a certificate of this root."""
-        await self.store.commit([Put(records.NODE_DATA, node, NodeData(certificate=root))])
+        data = NodeData(certificate=root, abandonments=abandonments)
+        await self.store.commit([Put(records.NODE_DATA, node, data)])
 
-    async def rotate(self, count: int = 1) -> None:
+    async def rotate(self, count: int = 1, signing_ca_cert: str = "") -> None:
         old = self.authority.cluster
-        config = msgspec.structs.replace(old.spec.ca_config, force_rotate=count)
+        config = msgspec.structs.replace(old.spec.ca_config, force_rotate=count, signing_ca_cert=signing_ca_cert)
         spec = msgspec.structs.replace(old.spec, ca_config=config)
         new, changes, compares = await self.authority.reconfigure(old, msgspec.structs.replace(old, spec=spec))
         await self.store.commit([Put(records.CLUSTER, "", new), *changes], compares)
@@ -128,7 +130,43 @@ async def test_a_second_rotation_replaces_the_first(here: Here) -> None:
     second = here.authority.cluster
     assert second.root == first.root and second.rotation not in (first.rotation, "")
     assert here.loop.waits_for(second) == [MANAGER, WORKER]
-    assert here.authority.should_renew(digest(first.rotation))
+    assert here.authority.trusted() == second.root + second.rotation + first.rotation
+    assert here.authority.should_renew(Identity(WORKER, Role.WORKER, digest(first.rotation)))
+    here.of_etcd = here.authority.trusted()
+    await here.upkeep.trust()
+    for node in (MANAGER, WORKER):
+        await here.has(node, digest(second.rotation))
+    await here.step()
+    assert here.loop.waits_for(here.authority.cluster) == [MANAGER, WORKER], "an answer may be under way to them"
+    for node in (MANAGER, WORKER):
+        await here.has(node, digest(second.rotation), abandonments=1)
+    await here.step()
+    assert here.authority.trusted() == second.rotation
+    assert here.loop.due() is None
+
+
+async def test_the_way_back_ends_when_each_node_has_renewed(here: Here) -> None:
+    """The tokens stay, because they name the old root, and so does its key."""
+    await here.found()
+    await here.rotate(1)
+    first, key = here.authority.cluster, here.store.record(records.CA_KEY)
+    assert key is not None
+    await here.has(WORKER, digest(first.rotation))
+    await here.rotate(1, signing_ca_cert=first.root)
+    assert here.loop.due() == 0
+    assert here.authority.trusted() == first.root + first.rotation
+    await here.upkeep.trust()
+    assert not here.store.all(records.CLAIMS), "etcd trusts the old root, and has always done so"
+    await here.step()
+    assert here.loop.waits_for(here.authority.cluster) == [MANAGER, WORKER]
+    for node in (MANAGER, WORKER):
+        await here.has(node, digest(first.root), abandonments=1)
+    await here.step()
+    done = here.authority.cluster
+    assert here.authority.trusted() == first.root and not done.abandoned
+    assert (done.worker_token, done.manager_token) == (first.worker_token, first.manager_token)
+    assert here.store.record(records.CA_KEY) == CAKey(key.key)
+    assert here.loop.due() is None
 
 
 async def test_a_new_leader_goes_on(here: Here) -> None:
@@ -182,7 +220,7 @@ async def test_rescue_renews_without_etcd(here: Here) -> None:
     (renewed,) = certificates(here.credentials.certificate())
     assert nanoseconds(renewed.not_valid_after_utc) > here.clock.now()
     assert issued_by(renewed, certificates(here.authority.cluster.root)[0])
-    assert here.credentials.roots() == trusted(here.authority.cluster)
+    assert here.credentials.roots() == here.authority.trusted()
 
 
 async def test_rescue_in_the_middle_of_a_rotation(here: Here) -> None:
