@@ -31,6 +31,7 @@ from engine.cluster.certificates import Certificate
 from engine.cluster.client import PORT, joined, split
 from engine.cluster.phases import (
     LOCAL_STATES,
+    NO_DATA,
     NOT_A_MANAGER,
     WORKER_IS_NOT_A_MANAGER,
     Phase,
@@ -253,6 +254,8 @@ class Membership:
         following(self.phase, verb)
         async with self._lock:
             phase = following(self.phase, verb)
+            if self.phase is Phase.ERROR and not (self._state.node and self._directory.has_member()):
+                raise NoSwarm(NO_DATA)
             process.check_programs()
             chosen = await self._addresses(request, must_advertise=True)
             body = msgspec.json.encode(request).decode()
@@ -306,16 +309,23 @@ class Membership:
                 advertise=chosen.advertise,
                 data_path=chosen.data_path,
                 request=body,
+                error="",
             )
         except ServerError:
             self._drive()  # nothing has changed
             raise
+        self._reset()  # what the swarm before has refused
         try:
             await self._make_by_force()
         except EngineError:
             # Its own addresses served before; what etcd has made of its data already stays.
             await self._advance(
-                Verb.FAIL, listen=before.listen, advertise=before.advertise, data_path=before.data_path, request=""
+                Verb.STRAND if before.phase is Phase.ERROR else Verb.FAIL,
+                listen=before.listen,
+                advertise=before.advertise,
+                data_path=before.data_path,
+                request="",
+                error=before.error,
             )
             raise
         else:

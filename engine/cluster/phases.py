@@ -32,7 +32,9 @@ class Phase(StrEnum):
     """Its etcd member is removed; it asks for a worker's certificate."""
     LEAVING = "leaving"
     ERROR = "error"
-    """It cannot go on by itself. Leaving, by force if need be, leads out of it."""
+    """It cannot go on by itself. Leaving, by force if need be, leads out of it. So does a forced new
+    cluster, if the node has a manager's data.
+    """
 
 
 class Verb(StrEnum):
@@ -79,7 +81,8 @@ _PART = Refusal(
     'This node is already part of a swarm. Use "docker swarm leave" to leave this swarm and join another one.',
 )
 _NOT_PART = Refusal(NoSwarm, "This node is not part of a swarm")
-_NO_DATA = Refusal(NoSwarm, "This node is not a swarm manager: ForceNewCluster needs a manager's data")
+NO_DATA = "This node is not a swarm manager: ForceNewCluster needs a manager's data"
+_NO_DATA = Refusal(NoSwarm, NO_DATA)
 _LEAVES = Refusal(NoSwarm, "This node is already part of a swarm, which it is leaving. Try again when it has left.")
 
 _N, _F, _O, _J = Phase.NONE, Phase.FOUNDING, Phase.FORCING, Phase.JOINING
@@ -107,7 +110,7 @@ TABLE: dict[tuple[Phase, Verb], Phase | Refusal] = {
     (_P, Verb.FORCE): _NO_DATA,
     (_D, Verb.FORCE): _NO_DATA,
     (_L, Verb.FORCE): _LEAVES,
-    (_E, Verb.FORCE): _NO_DATA,
+    (_E, Verb.FORCE): _O,
     (_N, Verb.JOIN): _J,
     (_F, Verb.JOIN): _PART,
     (_O, Verb.JOIN): _PART,
@@ -153,6 +156,7 @@ TABLE: dict[tuple[Phase, Verb], Phase | Refusal] = {
     (_F, Verb.FAIL): _L,
     (_O, Verb.FAIL): _M,
     (_J, Verb.FAIL): _L,
+    (_O, Verb.STRAND): _E,
     (_J, Verb.STRAND): _E,
     (_W, Verb.STRAND): _E,
     (_M, Verb.STRAND): _E,

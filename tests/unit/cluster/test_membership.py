@@ -519,6 +519,46 @@ def test_a_failed_force_serves_as_before(world: World) -> None:
     run(test)
 
 
+def test_a_refused_manager_makes_a_new_cluster_by_force(world: World) -> None:
+    """The swarm refuses its certificate, and its data are there. A failure changes nothing."""
+
+    async def test() -> None:
+        daemon = world.start()
+        await as_manager(world)
+        agent = world.agent()
+        assert agent is not None
+        agent.on_barred("the certificate was not issued by this swarm's CA")
+        await world.settled(Phase.ERROR)
+        world.trouble = ServerError("etcd does not start")
+        with pytest.raises(EngineError, match="etcd does not start"):
+            await forced(world)
+        world.trouble = None
+        assert daemon.phase is Phase.ERROR
+        assert "not issued by this swarm" in (await daemon.info())["Error"]
+        daemon = await world.restart()
+        await forced(world)
+        assert daemon.phase is Phase.MANAGER and not daemon._state.error
+        assert world.members == {daemon._state.node}
+        await world.settled(Phase.MANAGER)
+
+    run(test)
+
+
+def test_a_refused_worker_has_nothing_to_make_a_new_cluster_of(world: World) -> None:
+    async def test() -> None:
+        world.start()
+        await join(world, "worker")
+        agent = world.agent()
+        assert agent is not None
+        agent.on_barred("the certificate was not issued by this swarm's CA")
+        await world.settled(Phase.ERROR)
+        with pytest.raises(EngineError, match="needs a manager's data"):
+            await forced(world)
+        assert world.daemon.phase is Phase.ERROR
+
+    run(test)
+
+
 def test_the_daemon_ends_without_a_word_to_the_swarm(world: World) -> None:
     async def test() -> None:
         daemon = world.start()

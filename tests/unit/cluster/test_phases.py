@@ -37,8 +37,10 @@ def test_outside_of_a_swarm() -> None:
 
 
 def test_only_managers_force() -> None:
+    """In the phase `error`, `membership.py` looks for the data of a manager."""
     permitted = {phase for phase in Phase if TABLE[phase, Verb.FORCE] is Phase.FORCING}
-    assert permitted == {Phase.MANAGER, Phase.FORCING}
+    assert permitted == {Phase.MANAGER, Phase.FORCING, Phase.ERROR}
+    assert following(Phase.FORCING, Verb.STRAND) is Phase.ERROR
 
 
 def test_a_refusal_is_no_swarm() -> None:
