@@ -12,7 +12,7 @@ import pytest
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unavailable, WrongState
 from engine.manager import keys, members, messages, records, tokens
 from engine.manager.ca import Authority, found
-from engine.manager.certificates import certificates, names, subject_of
+from engine.manager.certificates import certificates, digest, names, subject_of
 from engine.manager.clock import SECOND
 from engine.manager.identity import Identity
 from engine.manager.joining import Joining, node_id
@@ -273,6 +273,28 @@ async def test_a_renewal_keeps_the_address_of_a_manager(here: Here) -> None:
         answer = await here.serve(message, manager(1))
         assert isinstance(answer, Renewed)
         assert expected in str(certificates(answer.certificate)[0].extensions)
+
+
+async def test_a_renewal_is_noted_after_a_rotation_was_abandoned(here: Here) -> None:
+    """With the root of the certificate that the node shows, which no session may have reported."""
+    await here.found()
+    joined = await here.join(keys.new_key(), here.cluster.worker_token)
+    node, csr = joined.node, keys.request(keys.new_key())
+    first = digest(here.cluster.root)
+    data = NodeData(certificate=first, manager_address="10.7.7.7:2377")
+    await here.store.commit([Put(records.NODE_DATA, node, data)])
+    here_now = here.store.get(records.NODE_DATA, node)
+    await here.serve(Renew(csr=csr), identity_of(here, joined.certificate))
+    assert here.store.get(records.NODE_DATA, node) == here_now, "nothing is written outside of rotations"
+    abandoned = msgspec.structs.replace(here.cluster, abandoned=("ROOT",), abandonments=7)
+    await here.store.commit([Put(records.CLUSTER, "", abandoned)])
+    shown = Identity(node, Role.WORKER, "of another root")
+    await here.serve(Renew(csr=csr), shown)
+    noted = msgspec.structs.replace(data, certificate="of another root", abandonments=7)
+    assert here.store.record(records.NODE_DATA, node) == noted
+    await here.store.commit([Delete(records.NODE_DATA, node)])
+    await here.serve(Renew(csr=csr), shown)
+    assert here.store.record(records.NODE_DATA, node) == NodeData(certificate="of another root", abandonments=7)
 
 
 # --- members of etcd ------------------------------------------------------------------------------

@@ -320,7 +320,7 @@ def test_the_set_has_a_limit() -> None:
     cluster = cluster_of("A")
     for number in range(roots.MOST_ABANDONED + 1):
         cluster = roots.rotated(cluster, f"B{number}", "b")
-    with pytest.raises(WrongState, match="9 times before each node had renewed .* start the nodes that are down"):
+    with pytest.raises(WrongState, match=r"9 times before each node had renewed .* start the nodes that are down"):
         roots.rotated(cluster, "C", "c")
     with pytest.raises(WrongState):
         roots.returned(cluster)
