@@ -32,8 +32,8 @@ class Phase(StrEnum):
     """Its etcd member is removed; it asks for a worker's certificate."""
     LEAVING = "leaving"
     ERROR = "error"
-    """It cannot go on by itself. Leaving, by force if need be, leads out of it. So does a forced new
-    cluster, if the node has a manager's data.
+    """It cannot go on by itself. Leaving, by force if need be, leads out of it. So does a forced
+    new cluster, if the node has a manager's data.
     """
 
 
