@@ -14,6 +14,7 @@ import datetime
 import hashlib
 import ipaddress
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from cryptography import x509
@@ -259,6 +260,7 @@ def issued_by(certificate: x509.Certificate, root: x509.Certificate) -> bool:
     return True
 
 
+@lru_cache(maxsize=32)
 def digest(pem: str) -> str:
     """SHA-256 of a root's PEM, in hex: what `NodeData.certificate` holds."""
     return hashlib.sha256(pem.encode()).hexdigest()

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unimplemented
+from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unimplemented, WrongState
+from engine.manager import roots
 from engine.manager.certificates import digest
 from engine.manager.control import validate
 from engine.manager.control.context import OutOfSequence
@@ -168,6 +169,27 @@ async def test_rotation_of_the_ca(swarm: Swarm) -> None:
     assert "SigningCAKey" not in str(second)
     assert second["TLSInfo"]["TrustRoot"] == first["TLSInfo"]["TrustRoot"]
     assert second["TLSInfo"]["CertIssuerPublicKey"] != first["TLSInfo"]["CertIssuerPublicKey"]
+    body = first["Spec"] | {"CAConfig": {"ForceRotate": 1, "SigningCACert": first["TLSInfo"]["TrustRoot"]}}
+    await swarm.swarm_update(body=body, version=second["Version"]["Index"])
+    back = await swarm.swarm_inspect()
+    assert back["RootRotationInProgress"] is True, "nodes may have certificates of the other root"
+    assert back["TLSInfo"] == first["TLSInfo"]
+
+
+async def test_rotations_without_end_are_refused(swarm: Swarm) -> None:
+    await swarm.found()
+
+    async def rotate(count: int) -> None:
+        before = await swarm.swarm_inspect()
+        body = before["Spec"] | {"CAConfig": {"ForceRotate": count}}
+        await swarm.swarm_update(body=body, version=before["Version"]["Index"])
+
+    for count in range(1, roots.MOST_ABANDONED + 2):
+        await rotate(count)
+    before = await swarm.swarm_inspect()
+    with pytest.raises(WrongState, match="at most 8 roots of abandoned rotations are kept"):
+        await rotate(100)
+    assert await swarm.swarm_inspect() == before
 
 
 async def test_issuers_of_nodes(swarm: Swarm) -> None:
@@ -188,6 +210,8 @@ async def test_issuers_of_nodes(swarm: Swarm) -> None:
     assert cluster is not None
     renewed = await swarm.node("w3", issuer=digest(cluster.rotation))
     assert (await swarm.nodes_inspect(renewed))["Description"]["TLSInfo"] == second["TLSInfo"]
+    await swarm.swarm_update(body=body | {"CAConfig": {"ForceRotate": 2}}, version=second["Version"]["Index"])
+    assert (await swarm.nodes_inspect(renewed))["Description"]["TLSInfo"] == second["TLSInfo"], "an abandoned one"
 
 
 async def test_info(swarm: Swarm) -> None:

@@ -1,0 +1,291 @@
+"""Rotations of the CA that meet others, nodes that are down, and kills. Every node stays in the
+swarm, and in the end one root is trusted. Versions that knew two roots only could lose a swarm by
+this; a forced new cluster repairs it.
+
+One rotation alone is in `test_joining.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.manager import records
+from engine.manager.certificates import Root, certificates, issued_by, new_root
+from engine.manager.etcd import EtcdClient
+from engine.manager.kv import Guard, PutKey
+from engine.manager.records import CAKey, Cluster
+from tests.clusters import VERSION, Node
+from tests.clusters import Cluster as Hosts
+from tests.harness import kill_and_wait, until
+
+CONTAINERS = 4
+RENEWED = 60.0
+ENDED = 180.0
+"""Seconds for a rotation. Managers start their etcd again one after the other."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Hosts]:
+    """Three managers and a worker."""
+    with Hosts(4) as made:
+        made.form(3)
+        made[0].service("steady", replicas=CONTAINERS)
+        made[0].until_running("steady", CONTAINERS)
+        yield made
+
+
+# --- what the nodes have --------------------------------------------------------------------------
+
+
+async def _records(node: Node) -> tuple[Cluster, CAKey]:
+    etcd = EtcdClient(str(node.run / "swarm" / "etcd:0"))
+    try:
+        cluster = records.CLUSTER.decode((await etcd.range("/swarm", timeout=10)).items[0].value)
+        return cluster, records.CA_KEY.decode((await etcd.range("/ca/key", timeout=10)).items[0].value)
+    finally:
+        await etcd.close()
+
+
+def record_of(node: Node) -> tuple[Cluster, CAKey]:
+    """The swarm and the keys of its CA, out of the node's etcd."""
+
+    def read() -> tuple[Cluster, CAKey] | None:
+        try:
+            return asyncio.run(_records(node))
+        except Exception:  # it is started again for new roots
+            return None
+
+    return until("etcd answers", read, RENEWED)  # type: ignore[no-any-return]
+
+
+def has_certificate_of(node: Node, root: str) -> bool:
+    (own, *_) = certificates((node.root / "swarm" / "node.crt").read_text())
+    return issued_by(own, certificates(root)[0])
+
+
+def trusts(node: Node) -> str:
+    return (node.root / "swarm" / "ca.crt").read_text()
+
+
+def until_renewed(nodes: Iterable[Node], root: str) -> None:
+    for node in nodes:
+        until(
+            f"{node.address} has a certificate of the new root",
+            lambda node=node: has_certificate_of(node, root),  # type: ignore[misc]
+            RENEWED,
+        )
+
+
+def kill(node: Node, *programs: str) -> None:
+    if "daemon" in programs:
+        node.kill9()
+    for program, name in (("manager", "engine.manager"), ("etcd", "etcd")):
+        for pid in node._running(name) if program in programs else ():
+            kill_and_wait(pid)
+
+
+def rotate(node: Node, **config: Any) -> str:
+    """`docker swarm ca --rotate`, also while a manager starts its etcd again. Returns the root that
+    certificates come from then.
+    """
+
+    def sent() -> bool:
+        answer = node.request("GET", f"/v{VERSION}/swarm", timeout=60)
+        if answer.status != 200:
+            return False
+        swarm = msgspec.json.decode(answer.body)
+        fields = swarm["Spec"]["CAConfig"]
+        fields["ForceRotate"] = fields.get("ForceRotate", 0) + (not config)
+        fields |= {"SigningCACert": "", "SigningCAKey": ""} | config
+        path = f"/v{VERSION}/swarm/update?version={swarm['Version']['Index']}"
+        return node.request("POST", path, swarm["Spec"], timeout=60).status == 200
+
+    until("the rotation has begun", sent, RENEWED)
+    cluster, _ = record_of(node)
+    return cluster.rotation or cluster.root
+
+
+def all_well(cluster: Hosts, managers: int = 3) -> bool:
+    try:
+        nodes = cluster[0].nodes().values()
+    except (AssertionError, OSError):
+        return False
+    reachable = [n for n in nodes if n.get("ManagerStatus", {}).get("Reachability") == "reachable"]
+    return all(n["Status"]["State"] == "ready" for n in nodes) and len(reachable) == managers
+
+
+def in_progress(node: Node) -> bool:
+    """Also while its manager does not answer."""
+    answer = node.request("GET", f"/v{VERSION}/swarm", timeout=60)
+    return answer.status != 200 or bool(msgspec.json.decode(answer.body)["RootRotationInProgress"])
+
+
+def until_one_root(cluster: Hosts, root: str, managers: int = 3) -> None:
+    """The rotation ends, and each node has and trusts nothing but this root."""
+    one = cluster[0]
+    try:
+        until("the rotation has ended", lambda: not in_progress(one), ENDED)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{one.swarm_info()}\n{one.log()[-4000:]}") from None
+    assert one.ask("GET", "/swarm")["TLSInfo"]["TrustRoot"] == root
+    until("one root is trusted", lambda: all(trusts(node) == root for node in cluster.nodes), RENEWED)
+    assert all(has_certificate_of(node, root) for node in cluster.nodes)
+    until("all is well", lambda: all_well(cluster, managers), ENDED)
+
+
+def containers(cluster: Hosts) -> list[set[str]]:
+    return [set(node.task_containers()) for node in cluster.nodes]
+
+
+# --- rotations ------------------------------------------------------------------------------------
+
+
+def test_a_second_rotation_while_a_worker_is_down(cluster: Hosts) -> None:
+    until("all is well", lambda: all_well(cluster), 60)
+    one, worker = cluster[0], cluster[3]
+    tokens, before = one.tokens(), containers(cluster)
+    worker.kill9()
+    until_renewed(cluster.nodes[:3], rotate(one))
+    last = rotate(one)
+    until_renewed(cluster.nodes[:3], last)
+    assert in_progress(one), "the worker may still need each of the roots"
+    assert one.tokens() == tokens
+    worker.start()
+    until_one_root(cluster, last)
+    assert set(one.tokens().values()).isdisjoint(tokens.values())
+    assert containers(cluster)[:3] >= before[:3]
+    one.until_running("steady", CONTAINERS)
+
+
+def test_back_to_the_old_root_while_a_worker_is_down(cluster: Hosts) -> None:
+    """The nodes that had renewed do so again. The tokens stay, as they name the old root."""
+    until("all is well", lambda: all_well(cluster), 60)
+    one, worker = cluster[0], cluster[3]
+    old, tokens = one.ask("GET", "/swarm")["TLSInfo"]["TrustRoot"], one.tokens()
+    worker.kill9()
+    until_renewed(cluster.nodes[:3], rotate(one))
+    assert rotate(one, SigningCACert=old) == old
+    until_renewed(cluster.nodes[:3], old)
+    assert in_progress(one)
+    worker.start()
+    until_one_root(cluster, old)
+    assert one.tokens() == tokens
+    one.until_running("steady", CONTAINERS)
+
+
+def test_three_rotations_while_a_manager_and_a_worker_are_down(cluster: Hosts) -> None:
+    """The manager comes back after two of them, the worker after all."""
+    until("all is well", lambda: all_well(cluster), 60)
+    one, manager, worker = cluster[0], cluster[2], cluster[3]
+    kill(manager, "daemon", "manager")
+    worker.kill9()
+    for _ in range(2):
+        until_renewed(cluster.nodes[:2], rotate(one))
+    manager.start()
+    last = rotate(one)
+    until_renewed(cluster.nodes[:3], last)
+    worker.start()
+    until_one_root(cluster, last)
+    one.until_running("steady", CONTAINERS)
+
+
+@pytest.mark.parametrize("victims", [("manager",), ("etcd",), ("daemon", "manager")], ids="-".join)
+def test_a_leader_that_is_killed_in_the_middle_of_rotations(cluster: Hosts, victims: tuple[str, ...]) -> None:
+    """In each phase: while nodes renew, after another rotation has replaced the first one, when all
+    have renewed and each etcd is started again for the new root, and when the rotation has ended.
+    """
+    moments = random.Random("".join(victims))
+
+    def kill_leader() -> None:
+        until("a leader can be killed", lambda: all_well(cluster), ENDED)
+        leader = cluster.leader(cluster.nodes[:3])
+        kill(leader, *victims)
+        if "daemon" in victims:
+            leader.start()
+
+    until("all is well", lambda: all_well(cluster), ENDED)
+    rotate(cluster[0])
+    time.sleep(moments.uniform(0, 1.0))  # any moment of the renewals
+    kill_leader()
+    last = rotate(cluster[1])
+    time.sleep(moments.uniform(0, 1.0))
+    kill_leader()
+    until_renewed(cluster.nodes, last)
+    kill_leader()
+    until("the rotation has ended", lambda: not in_progress(cluster[0]), ENDED)
+    kill_leader()
+    until_one_root(cluster, last)
+    cluster[0].until_running("steady", CONTAINERS)
+
+
+# --- the way out ----------------------------------------------------------------------------------
+
+
+async def _forget(node: Node, cluster: Cluster, ca_key: CAKey, to: Root, to_key: str) -> None:
+    signed = Root(cluster.root, ca_key.key).cross_sign(to, time.time_ns())
+    forgetting = msgspec.structs.replace(cluster, rotation=to.pem, cross_signed=signed, abandoned=(), abandonments=0)
+    etcd = EtcdClient(str(node.run / "swarm" / "etcd:0"))
+    try:
+        outcome = await etcd.commit(
+            [Guard("/ca/key", (await etcd.range("/ca/key", timeout=10)).items[0].revision)],
+            [
+                PutKey("/swarm", records.encode(forgetting)),
+                PutKey("/ca/key", records.encode(CAKey(ca_key.key, to_key))),
+            ],
+            timeout=10,
+        )
+        assert outcome.done
+    finally:
+        await etcd.close()
+
+
+def rotate_and_forget(node: Node) -> str:
+    """A second rotation, as versions that knew two roots wrote it: all certificates of the first
+    one are foreign afterwards. Returns its root.
+    """
+    cluster, ca_key = record_of(node)
+    pem, key = new_root(time.time_ns())
+    asyncio.run(_forget(node, cluster, ca_key, Root(pem, key), key))
+    return pem
+
+
+def test_the_way_out_of_a_swarm_that_has_forgotten_a_root() -> None:
+    """A forced new cluster on one manager. The other nodes that were up meanwhile leave and join
+    again; those that were down come back by themselves.
+    """
+    with Hosts(4) as cluster:
+        first, second, old, new = cluster.nodes
+        cluster.form(2)
+        first.service("steady", replicas=CONTAINERS)
+        first.until_running("steady", CONTAINERS)
+        tokens, lost = first.tokens(), second.node_id
+        old.kill9()
+        until_renewed([first, second, new], rotate(first))
+        new.kill9()
+        last = rotate_and_forget(first)
+        for node in (first, second):
+            until("it is refused", lambda node=node: "not issued by this swarm's CA" in node.swarm_info()["Error"])  # type: ignore[misc]
+            until("it has given up", lambda node=node: node.swarm_info()["LocalNodeState"] == "error")  # type: ignore[misc]
+        first.restart()
+        assert first.swarm_info()["LocalNodeState"] == "error"
+
+        body = {"ListenAddr": "0.0.0.0:2377", "AdvertiseAddr": first.address, "ForceNewCluster": True}
+        assert first.ask("POST", "/swarm/init", body, timeout=60) == first.node_id
+        assert first.tokens() == tokens and not first.swarm_info()["Error"]
+        assert has_certificate_of(first, last)
+        for node in (old, new):
+            node.start()
+        until_renewed([old, new], last)
+        second.leave(force=True)
+        first.ask("DELETE", f"/nodes/{lost}?force=1")
+        until("the rotation has ended, and with it the old tokens", lambda: not in_progress(first), ENDED)
+        second.join(first, manager=True)
+        until_one_root(cluster, last, managers=2)
+        first.until_running("steady", CONTAINERS)
