@@ -187,6 +187,19 @@ class Authority:
         except (*MALFORMED, InvalidParameter) as error:
             raise Forbidden(f"the certificate is not one of this swarm: {error}") from error
 
+    async def known(self, der: bytes) -> Identity:
+        """As `identify`, also when another manager has just begun a rotation.
+
+        Raises Unavailable when that cannot be found out: the node must ask another manager, and is
+        not refused.
+        """
+        try:
+            return self.identify(der)
+        except Forbidden:
+            if reason := await self._store.current():
+                raise Unavailable(reason) from None
+            return self.identify(der)
+
     def _identity(self, certificate: x509.Certificate) -> Identity:
         """Raises InvalidParameter, Forbidden."""
         subject = subject_of(certificate)

@@ -161,7 +161,7 @@ class Joining:
         manager whose demotion is under way.
         """
         if identity is None:
-            identity = self._authority.expired(message.csr, message.certificate, message.signature)
+            identity = await self._expired(message)
         await self._store.current()
         await self._authority.admit(identity)
         node = identity.node
@@ -178,6 +178,17 @@ class Joining:
             root=self._authority.trusted(),
             role=role.label,
         )
+
+    async def _expired(self, message: messages.Renew) -> Identity:
+        """The identity of a node whose certificate has expired. The cache may be behind another
+        manager's rotation.
+        """
+        try:
+            return self._authority.expired(message.csr, message.certificate, message.signature)
+        except Forbidden:
+            if reason := await self._store.current():
+                raise Unavailable(reason) from None
+            return self._authority.expired(message.csr, message.certificate, message.signature)
 
     async def _noted(self, identity: Identity) -> NodeData:
         """The record of a node that asks for a certificate, in which it is noted during a rotation.

@@ -26,7 +26,7 @@ import ssl
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 
-from engine.errors import EngineError, Forbidden
+from engine.errors import EngineError, Forbidden, Unavailable
 from engine.manager import frames, messages
 from engine.manager.ca import Authority
 from engine.manager.frames import Connection
@@ -230,7 +230,11 @@ class Listener:
         der = session.getpeercert(binary_form=True)
         if der is not None:
             try:
-                visit.identity = self._authority.identify(der)
+                visit.identity = await self._authority.known(der)
+            except Unavailable as error:
+                transport.abort()
+                self._tell(visit.address, f"whether the certificate is one of this swarm: {error.message}")
+                return None
             except EngineError as error:
                 self._tell(visit.address, error.message)
         known = visit.identity is not None

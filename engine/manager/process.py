@@ -102,9 +102,9 @@ class Manager:
             case messages.Watch():
                 await self._parts.control.watch(connection, message)
             case messages.FetchRoot() | messages.Join() | messages.Renew():
-                await self._parts.joining.serve(connection, message, self._parts.identity)
+                await self._parts.joining.serve(connection, message, await self._parts.identity())
             case _:
-                await self._parts.dispatcher.serve(connection, message, self._parts.identity)
+                await self._parts.dispatcher.serve(connection, message, await self._parts.identity())
 
     @property
     def _parts(self) -> Running:

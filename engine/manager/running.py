@@ -96,13 +96,15 @@ class Running:
         """Close the parts. Agents go to other managers; etcd's data stays."""
         await self._stack.aclose()
 
-    @property
-    def identity(self) -> Identity:
-        """That of the own node, whose daemon speaks on the Unix socket."""
+    async def identity(self) -> Identity:
+        """That of the own node, whose daemon speaks on the Unix socket.
+
+        Raises Forbidden when the swarm does not know its certificate, Unavailable when it may.
+        """
         now = (self._credentials.stamp(), roots.members(self._authority.cluster))
         if now != self._identified or self._identity is None:
             certificate = ssl.PEM_cert_to_DER_cert(_first(self._credentials.certificate()))
-            self._identity, self._identified = self._authority.identify(certificate), now
+            self._identity, self._identified = await self._authority.known(certificate), now
         return self._identity
 
     async def _open(self) -> None:

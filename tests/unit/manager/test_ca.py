@@ -167,6 +167,31 @@ async def test_another_manager_is_asked_before_a_node_is_refused(store: Store, c
     await authority.admit(identity)
 
 
+async def test_another_manager_is_asked_before_a_root_is_refused(
+    store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of this manager may be behind a rotation. Without an answer it does not refuse."""
+    authority, made = await founded(store, clock)
+    other = Root(*new_root(clock.now()))
+    public = request_key(keys.request(keys.new_key()))
+    subject = Subject(NODE, Role.MANAGER, made.cluster.id)
+    renewed = der(other.issue(public, subject, address="", now=clock.now(), lifetime=HOUR))
+    with pytest.raises(Forbidden, match="not issued by this swarm"):
+        await authority.known(renewed)
+    with monkeypatch.context() as patched:
+
+        async def silent() -> str:
+            return "the swarm has lost its quorum"
+
+        patched.setattr(store, "current", silent)
+        with pytest.raises(Unavailable, match="lost its quorum"):
+            await authority.known(renewed)
+        assert (await authority.known(der(made.certificate))).node == NODE
+    rotated = msgspec.structs.replace(made.cluster, rotation=other.pem)
+    store.etcd.put_now("/swarm", records.encode(rotated))  # type: ignore[attr-defined]
+    assert (await authority.known(renewed)).certificate == other.digest
+
+
 # --- renewals -------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.errors import Forbidden
@@ -167,6 +168,34 @@ async def test_a_worker(tmp_path: Path) -> None:
         assert await allowed(connection, OF_NODES) == names(OF_NODES)
         assert await allowed(connection, (*OF_MANAGERS, *OF_THE_DAEMON, messages.Join(csr="", token=""))) == []
         assert {identity.node for _, identity in here.served if identity} == {"worker1"}
+        await connection.close()
+
+
+async def test_a_root_that_this_manager_does_not_know_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another manager has begun a rotation. A node that has renewed is not refused meanwhile, as it
+    would give up; its connection is closed, until the records are here.
+    """
+    async with place(tmp_path) as here:
+        pem, key = new_root(here.clock.now())
+        root = Root(pem, key)
+        renewed = await here.node("worker1", Role.WORKER, root=root)
+        chain = renewed.certificate() + here.root.cross_sign(root, here.clock.now())
+        renewed.install(certificate=chain, key=renewed.key_file.read_text())
+
+        async def silent(timeout: float = 5.0) -> str:
+            return "the swarm has lost its quorum"
+
+        with monkeypatch.context() as patched:
+            patched.setattr(here.store, "current", silent)
+            connection = await dial(here.address, renewed.client())
+            with pytest.raises(ConnectionError):
+                await connection.ask(HELLO, timeout=5)
+            await connection.close()
+        rotated = msgspec.structs.replace(here.authority.cluster, rotation=pem)
+        here.store.etcd.put_now("/swarm", records.encode(rotated))  # type: ignore[attr-defined]
+        connection = await dial(here.address, renewed.client())
+        assert await allowed(connection, OF_NODES) == names(OF_NODES)
+        assert {identity.certificate for _, identity in here.served if identity} == {root.digest}
         await connection.close()
 
 
