@@ -214,11 +214,13 @@ class Authority:
 
     async def admit(self, identity: Identity, role: Role | None = None) -> None:
         """Raises Forbidden when the node was removed from the swarm, or never was in it, or is not
-        to have `role` any more.
+        to have `role` any more; Unavailable when the records may be too old to say so.
         """
         if self._refusal(identity.node, role):
-            await self._store.current()
+            reason = await self._store.current()
             if refusal := self._refusal(identity.node, role):
+                if reason and not self.barred(identity.node):
+                    raise Unavailable(reason)
                 raise Forbidden(refusal)
 
     def _refusal(self, node: str, role: Role | None) -> str:

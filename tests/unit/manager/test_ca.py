@@ -158,13 +158,30 @@ async def test_removed_nodes_are_refused(store: Store, clock: FakeClock) -> None
         await authority.admit(identity._replace(node="never seen"))
 
 
-async def test_another_manager_is_asked_before_a_node_is_refused(store: Store, clock: FakeClock) -> None:
-    """The cache of this manager may be behind the one that let the node join."""
+async def silent(timeout: float = 5.0) -> str:
+    """In place of `Store.current`: etcd does not answer."""
+    return "the swarm has lost its quorum"
+
+
+async def test_another_manager_is_asked_before_a_node_is_refused(
+    store: Store, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of this manager may be behind the one that let the node join. Without an answer a
+    node is refused only if it is known to be removed.
+    """
     authority, made = await founded(store, clock)
     identity = authority.identify(der(made.certificate))._replace(node="new")
     record = NodeRecord(created=0, updated=0)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "current", silent)
+        with pytest.raises(Unavailable, match="lost its quorum"):
+            await authority.admit(identity)
     store.etcd.put_now("/n/new", records.encode(record))  # type: ignore[attr-defined]
     await authority.admit(identity)
+    await store.commit([authority.bar("new")])
+    monkeypatch.setattr(store, "current", silent)
+    with pytest.raises(Forbidden, match="removed"):
+        await authority.admit(identity)
 
 
 async def test_another_manager_is_asked_before_a_root_is_refused(
@@ -179,10 +196,6 @@ async def test_another_manager_is_asked_before_a_root_is_refused(
     with pytest.raises(Forbidden, match="not issued by this swarm"):
         await authority.known(renewed)
     with monkeypatch.context() as patched:
-
-        async def silent() -> str:
-            return "the swarm has lost its quorum"
-
         patched.setattr(store, "current", silent)
         with pytest.raises(Unavailable, match="lost its quorum"):
             await authority.known(renewed)
