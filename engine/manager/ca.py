@@ -54,6 +54,7 @@ from engine.wire.swarm import CAConfig, ExternalCA, SwarmSpec, TLSInfo
 DAY = 24 * 3600 * SECOND
 EXPIRY = 90 * DAY
 """Life of certificates unless the settings say otherwise."""
+FOREIGN = "the certificate was not issued by this swarm's CA"
 LATE = 30 * DAY
 """A node whose certificate expired within this time may still renew it."""
 
@@ -208,7 +209,7 @@ class Authority:
             raise Forbidden(f"the certificate is that of another swarm, {subject.swarm[:64]}")
         issuer = roots.issuer_of(cluster, certificate)
         if not issuer:
-            raise Forbidden("the certificate was not issued by this swarm's CA")
+            raise Forbidden(FOREIGN)
         until = nanoseconds(certificate.not_valid_after_utc)
         return Identity(subject.node, subject.role, digest(issuer), subject.swarm, until)
 

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable, Unimplemented, WrongState
 from engine.manager import messages, records, roots
-from engine.manager.ca import Authority
+from engine.manager.ca import FOREIGN, Authority
 from engine.manager.certificates import request_key
 from engine.manager.clock import Clock
 from engine.manager.control import validate
@@ -181,8 +181,11 @@ class Joining:
 
     async def _expired(self, message: messages.Renew) -> Identity:
         """The identity of a node whose certificate has expired. The cache may be behind another
-        manager's rotation.
+        manager's rotation. A request without one comes from a node whose valid certificate the
+        listener has not recognized.
         """
+        if not message.certificate:
+            raise Forbidden(FOREIGN)
         try:
             return self._authority.expired(message.csr, message.certificate, message.signature)
         except Forbidden:
