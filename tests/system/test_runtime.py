@@ -311,19 +311,21 @@ def test_mounts_below_read_only_paths(box: Box, tmp_path: Path) -> None:
     """
     (tmp_path / "data").mkdir()
     (box.rootfs / "alias").symlink_to("proc")
+    # a directory below the mount of v2 would be a cgroup
+    below = "/sys/fs/cgroup/d" if HIERARCHIES.mode != "v2" else "/srv/d"
     points = tuple(
         MountPoint(source=str(tmp_path / "data"), destination=path, rw=path.endswith("rw"), propagation="rprivate")
-        for path in ("/srv/a", "/srv/a/rw", "/srv/b/c", "/sys/fs/cgroup/d")
+        for path in ("/srv/a", "/srv/a/rw", "/srv/b/c", below)
     )
     (tmp_path / "data" / "rw").mkdir()
-    script = """
-    for each in /srv /srv/a /srv/a/rw /srv/b /srv/b/c /sys/fs/cgroup /sys/fs/cgroup/d; do
+    script = f"""
+    for each in /srv /srv/a /srv/a/rw /srv/b /srv/b/c /sys/fs/cgroup {below}; do
         touch $each/x 2>&1 && echo "wrote $each"
     done
-    (echo 1 >/proc/sys/vm/drop_caches) 2>&1
+    (echo 1 >/proc/sys/vm/drop_caches) 2>&1 || true
     """
     paths = ["/srv", "/alias", "/srv/b", *security.READONLY_PATHS]
-    text = box.run(script, mounts=points, readonly_paths=paths, status=1)
+    text = box.run(script, mounts=points, readonly_paths=paths)
     assert [line for line in text.splitlines() if "Read-only file system" not in line] == ["wrote /srv/a/rw"]
     assert "drop_caches" in text
 
