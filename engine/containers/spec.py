@@ -135,7 +135,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
             apparmor_profile="" if host.privileged else wanted.apparmor_profile,
             oom_score_adj=host.oom_score_adj or None,
         ),
-        root=oci.Root(path=place.rootfs, readonly=host.readonly_rootfs),
+        root=oci.Root(path=place.rootfs, readonly=host.readonly_rootfs or _has_read_only_root(host)),
         hostname="" if host.uts_mode == "host" else config.hostname,
         mounts=seen,
         hooks=_hooks(place.edits),
@@ -364,7 +364,16 @@ def _paths(given: list[str] | None, default: tuple[str, ...]) -> tuple[str, ...]
 
 def _readonly_paths(host: HostConfig, hierarchies: Cgroups, seen: Sequence[oci.Mount]) -> tuple[str, ...]:
     paths = () if host.privileged else _paths(host.readonly_paths, security.READONLY_PATHS)
-    return readonly_paths(paths, hierarchies, seen)
+    return readonly_paths((path for path in paths if not _is_root(path)), hierarchies, seen)
+
+
+def _has_read_only_root(host: HostConfig) -> bool:
+    """True if "/" is a read-only path. crun leaves the root writable then, runc does not."""
+    return not host.privileged and any(map(_is_root, host.readonly_paths or ()))
+
+
+def _is_root(path: str) -> bool:
+    return not posixpath.normpath(path).strip("/")
 
 
 def readonly_paths(paths: Iterable[str], hierarchies: Cgroups, mounts: Sequence[oci.Mount]) -> tuple[str, ...]:
@@ -378,9 +387,10 @@ def readonly_paths(paths: Iterable[str], hierarchies: Cgroups, mounts: Sequence[
     """
     wanted = list(paths)
     read_only = [each.destination for each in mounts if "ro" in each.options]
+    own = {each.destination for each in mounts}
     if hierarchies.mode != "v2" and any(each.type == "cgroup" and "ro" in each.options for each in mounts):
         wanted.append(_CGROUP)
-        read_only += [f"{_CGROUP}/{name}" for name in hierarchies.names()]
+        read_only += [path for name in hierarchies.names() if (path := f"{_CGROUP}/{name}") not in own]
     wanted.sort(key=_depth)
     read_only.sort(key=_depth)
     found = [path for path in wanted if not _is_system(path)]

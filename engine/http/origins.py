@@ -11,6 +11,7 @@ Pure. Not here: which connections are checked (`server.py`, `websocket.py`).
 from __future__ import annotations
 
 import ipaddress
+import re
 from urllib.parse import SplitResult, urlsplit
 
 from engine.errors import Forbidden
@@ -75,11 +76,16 @@ def _address(url: SplitResult) -> tuple[str | None, int]:
 
 def _split(url: str) -> SplitResult | None:
     """None if it is no URL of a web server, such as the origin `null`."""
+    if not _URL.fullmatch(url):  # urlsplit() takes `[::1].evil.example` for ::1
+        return None
     try:
         found = urlsplit(url)
-        return found if found.scheme in ("http", "https", "ws", "wss") and found.hostname and found.port != 0 else None
+        return found if found.hostname and found.port != 0 else None
     except ValueError:
         return None
+
+
+_URL = re.compile(r"(?:http|ws)s?://(?:\[[0-9A-Fa-f:.]+\]|[^][:/?#@\s]+)(?::[0-9]+)?", re.ASCII | re.IGNORECASE)
 
 
 def _is_browser(headers: Headers) -> bool:

@@ -349,7 +349,9 @@ class Control:
             await self._end(job)
 
     async def _end(self, job: _Job) -> None:
-        """A Solve has ended: nothing of its build goes on."""
+        """A Solve has ended: nothing of its build goes on. Its client gives up Status three seconds
+        after the answer, so the answer waits for a client that is behind with the output.
+        """
         try:
             for result_id in job.results:
                 result = self._results[result_id]
@@ -360,6 +362,9 @@ class Control:
             job.progress.close()
             self._ended[ref] = job.progress
             asyncio.get_running_loop().call_later(APPEAR_SECONDS, self._ended.pop, ref, None)
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():
+            await job.progress.taken()
 
     async def _wanted(self, job: _Job) -> _Result | None:
         """What is to be built; None for a result without content."""

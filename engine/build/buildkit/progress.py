@@ -43,6 +43,8 @@ TOGETHER_BYTES = 1 << 20
 """Their bytes, without those of the last one, which has less than 128 KiB."""
 PIECE = 64 << 10
 """Bytes of output in one report."""
+STALLED = 10.0
+"""Seconds without a message after which a reader is not waited for at the end of a build."""
 
 STDOUT, STDERR = 1, 2
 _RED, _PLAIN = "\x1b[91m", "\x1b[0m"
@@ -159,6 +161,15 @@ class Progress:
         self._closed = True
         for reader in self._readers:
             reader.changed.set()
+
+    async def taken(self) -> None:
+        """After `close`: wait until every reader has all reports, or until one has stalled."""
+        while self._readers:
+            self._read.clear()
+            try:
+                await asyncio.wait_for(self._read.wait(), STALLED)
+            except TimeoutError:
+                return
 
     async def read(self) -> AsyncGenerator[StatusResponse, None]:
         """The reports from now on, and for the first reader those before; ends with the build."""

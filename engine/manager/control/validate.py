@@ -385,7 +385,7 @@ def _container_spec(spec: ContainerSpec, values: Mapping[str, Value]) -> Contain
     _healthcheck(f"{field}.Healthcheck", spec.healthcheck)
     _dns(f"{field}.DNSConfig", spec.dns_config)
     for line in spec.hosts:
-        words = line.split()
+        words = [word for word in re.split("[ \t]", line) if word]
         if (
             len(words) < 2
             or not (_is_address(words[0]) or words[0] == "host-gateway")

@@ -503,6 +503,18 @@ def test_order_of_read_only_paths(paths: list[str], expected: list[str]) -> None
     assert list(spec.readonly_paths(paths, V2, seen)) == expected
 
 
+def test_own_mounts_in_place_of_hierarchies() -> None:
+    seen = [*spec.standard("ro", "ro", None), spec.bind("/", "/sys/fs/cgroup/nowhere", True, "")]
+    assert "/sys/fs/cgroup/nowhere" not in spec.readonly_paths((), V1, seen), "it stays writable"
+
+
+@pytest.mark.parametrize("path", ["/", "//", "/a/.."])
+def test_the_root_as_a_read_only_path(path: str) -> None:
+    document = built(place(cgroups=V2), readonly_paths=[path, "/proc/sys"])
+    assert document["root"]["readonly"] and document["linux"]["readonlyPaths"] == ["/proc/sys"]
+    assert "readonly" not in built(readonly_paths=[path], privileged=True)["root"]
+
+
 def test_cgroup_namespaces() -> None:
     for cgroups, mode, private in ((V1, "", False), (V1, "private", True), (V2, "", True), (V2, "host", False)):
         assert ("cgroup" in namespaces_of(built(place(cgroups=cgroups), cgroupns_mode=mode))) is private

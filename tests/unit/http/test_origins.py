@@ -106,7 +106,20 @@ def test_names_that_browsers_may_use(host: str) -> None:
     assert accepted(asked("GET", Host=host, Accept_Language="en"), plain=True)
 
 
-@pytest.mark.parametrize("host", ["localhost.evil.example", "1.2.3.4.nip.io", "xlocalhost", "[::1", "a:99999", "@"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost.evil.example",
+        "1.2.3.4.nip.io",
+        "xlocalhost",
+        "[::1",
+        "a:99999",
+        "@",
+        "[::1].evil",
+        "localhost@evil",
+        "a@localhost",
+    ],
+)
 def test_names_that_browsers_may_not_use(host: str) -> None:
     assert not accepted(asked("GET", Host=host, Accept_Language="en"), plain=True)
 

@@ -159,6 +159,41 @@ def test_readers_that_come_late() -> None:
     asyncio.run(work())
 
 
+def test_the_end_waits_for_readers_that_are_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client gives up the status of a build soon after its answer."""
+
+    async def work() -> None:
+        progress = Progress("ref")
+        vertex = progress.vertex("v")
+        reader = progress.read()
+        await anext(reader)
+        for _ in range(3 * module.TOGETHER):
+            vertex.log("x")
+        progress.close()
+        ending = asyncio.ensure_future(progress.taken())
+        for _ in range(3):
+            await anext(reader)
+            await asyncio.sleep(0)
+            assert not ending.done(), "the last message is not sent yet"
+        assert [report async for report in reader] == []
+        await asyncio.wait_for(ending, 30)
+        await progress.taken()
+
+    asyncio.run(work())
+
+    async def stalled() -> None:
+        progress = Progress("ref")
+        reader = progress.read()
+        progress.vertex("v")
+        await anext(reader)
+        progress.close()
+        await asyncio.wait_for(progress.taken(), 30)
+        await reader.aclose()
+
+    monkeypatch.setattr(module, "STALLED", 0.01)
+    asyncio.run(stalled())
+
+
 # --- bounds ---------------------------------------------------------------------------------------
 
 
