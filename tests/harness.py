@@ -68,6 +68,13 @@ def until(what: str, probe: Callable[[], Any], seconds: float = 30.0) -> Any:
     return value
 
 
+def below(directory: Path) -> list[Path]:
+    """Files and directories below it. Unlike `Path.rglob`, it goes on when one of them is removed
+    meanwhile.
+    """
+    return [Path(top, name) for top, directories, names in os.walk(directory) for name in (*directories, *names)]
+
+
 def free_ports(count: int) -> list[int]:
     """Free TCP ports below the range that the kernel and the engine choose from."""
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -530,7 +537,7 @@ class TempEngine:
             with contextlib.suppress(FileNotFoundError):
                 found.directories |= {f"{parent}/{entry}" for entry in os.listdir(self.root / parent)}
         found.directories |= {
-            f"run/{path.relative_to(self.run)}" for path in self.run.rglob("*") if self._names_container(str(path))
+            f"run/{path.relative_to(self.run)}" for path in below(self.run) if self._names_container(str(path))
         }
         return found
 

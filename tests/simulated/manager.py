@@ -51,7 +51,7 @@ class Simulated(Manager):
             await writer.drain()
             writer.close()
             return
-        identity = Identity(line, Role.WORKER, self._parts.identity.certificate)
+        identity = Identity(line, Role.WORKER, (await self._parts.identity()).certificate)
         dispatcher = self._parts.dispatcher
 
         async def serve(connection: Connection, message: Message) -> None:

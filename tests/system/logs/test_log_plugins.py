@@ -16,7 +16,7 @@ import pytest
 
 from engine.logs.deliveries import LogPlugin as Remote
 from tests import numbered
-from tests.harness import TempEngine, alive, kill_and_wait, until
+from tests.harness import TempEngine, alive, below, kill_and_wait, until
 from tests.shipping import Shipping
 from tests.targets.log_plugin import LogPlugin, whole
 
@@ -312,7 +312,7 @@ def test_lines_of_a_removed_container_are_delivered(own: TempEngine, plugin: Log
     plugin.start()
     arrived(plugin, 200)
     numbered.assert_right(plugin.texts(), {"w": 200})
-    until("the spools are gone", lambda: not any(each.is_file() for each in (own.root / "logs").rglob("*")), 60)
+    until("the spools are gone", lambda: not any(each.is_file() for each in below(own.root / "logs")), 60)
     until("the FIFO is removed", lambda: not any((own.run / "logging").iterdir()))
 
 
