@@ -413,7 +413,7 @@ class Dispatcher:
                 subnets=hello.subnets,
             )
             if entry is not None:
-                data = msgspec.structs.replace(data, abandonments=entry.record.abandonments)
+                data = msgspec.structs.replace(data, issuer_changes=entry.record.issuer_changes)
                 if entry.record.state == NodeState.READY:
                     data = msgspec.structs.replace(data, since=entry.record.since)
             compares = (

@@ -92,8 +92,8 @@ class Cluster(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """PEM of the roots that rotations led to which did not end: nodes may have certificates of
     them.
     """
-    abandonments: int = 0
-    """How many roots were abandoned since the swarm was founded."""
+    issuer_changes: int = 0
+    """How often certificates have come from another root before a rotation had ended."""
 
 
 class CAKey(msgspec.Struct, array_like=True, frozen=True):
@@ -160,8 +160,8 @@ class NodeData(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=Fa
     """What its kernel has of: overlay, esp, egress."""
     subnets: tuple[str, ...] = ()
     """Local IPv4 subnets, which new networks of the swarm keep away from."""
-    abandonments: int = 0
-    """`Cluster.abandonments` when it last asked for a certificate during a rotation."""
+    issuer_changes: int = 0
+    """`Cluster.issuer_changes` when it last asked for a certificate."""
 
 
 class ServiceRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=False):

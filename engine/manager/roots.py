@@ -9,12 +9,16 @@ abandoned    where earlier rotations led to that others have replaced, or that w
 
 A rotation that is replaced does not end: some nodes have certificates of its root by then, or will
 have, because an answer with one is on its way or the node is down. So that root stays in the set,
-and each node renews once more. `Cluster.abandonments` counts the roots that were abandoned. A node
-renews one certificate at a time. So when it asks for one, it can hold no others than the one that
-it shows and the one that it is given. `NodeData.abandonments` keeps what the count was then.
+and each node renews once more.
 
-When each node has a certificate of the root that certificates come from, and has asked for one
-since the last abandonment, no other root is needed, and the set shrinks to that one.
+A session shows one certificate of a node, not the one that the node was given since. So
+`Cluster.issuer_changes` counts how often certificates have come from another root before a rotation
+had ended. A node renews one certificate at a time: when it asks for one, it can hold no others than
+the one that it shows and the one that it is given. `NodeData.issuer_changes` keeps what the count
+was then.
+
+When each node shows a certificate of the root that certificates come from, and has asked for one
+since that root was changed, no other root is needed, and the set shrinks to that one.
 
 Raises: WrongState when the set would have too many roots.
 """
@@ -31,7 +35,9 @@ from engine.manager.certificates import certificates, digest, issued_by, normal
 from engine.manager.records import Cluster, NodeData
 
 MOST_ABANDONED = 8
-"""Roots of abandoned rotations. Each handshake of each node looks at all of them."""
+"""Roots of abandoned rotations. Each handshake of each node looks at all of them. A rotation leaves
+room for one more, so that it can be given up.
+"""
 
 replace = msgspec.structs.replace
 
@@ -80,12 +86,22 @@ def rotated(cluster: Cluster, to: str, cross_signed: str) -> Cluster:
     """A rotation to the root `to` begins, and replaces the one under way."""
     if to == cluster.rotation:
         return replace(cluster, cross_signed=cross_signed)
-    return replace(_abandoning(cluster, without=to), rotation=to, cross_signed=cross_signed)
+    after = _abandoning(cluster, without=to)
+    if len(after.abandoned) >= MOST_ABANDONED:
+        raise WrongState(
+            f"the CA was rotated {MOST_ABANDONED} times before each node had renewed its certificate, and no more "
+            "roots of abandoned rotations are kept for the nodes that may need them: start the nodes that are down, "
+            "or remove them from the swarm, and wait for the end of the present rotation"
+        )
+    after = replace(after, rotation=to, cross_signed=cross_signed)
+    return _issuer_changed(after) if changing(cluster) else after
 
 
 def returned(cluster: Cluster) -> Cluster:
     """Certificates come from `root` again: the rotation under way is given up."""
-    return replace(_abandoning(cluster), rotation="", cross_signed="")
+    if not cluster.rotation:
+        return cluster
+    return _issuer_changed(replace(_abandoning(cluster), rotation="", cross_signed=""))
 
 
 def adopted(cluster: Cluster, chain: str) -> Cluster:
@@ -100,7 +116,7 @@ def adopted(cluster: Cluster, chain: str) -> Cluster:
         return cluster
     for between in others:
         if issued_by(own, between) and issued_by(between, issuer(cluster.root)):
-            return _with(cluster, normal(between)) if len(cluster.abandoned) < MOST_ABANDONED else cluster
+            return _issuer_changed(_with(cluster, normal(between)))
     return cluster
 
 
@@ -118,15 +134,11 @@ def _abandoning(cluster: Cluster, without: str = "") -> Cluster:
 
 
 def _with(cluster: Cluster, pem: str) -> Cluster:
-    if pem in cluster.abandoned:
-        return cluster
-    if len(cluster.abandoned) >= MOST_ABANDONED:
-        raise WrongState(
-            f"the CA was rotated {MOST_ABANDONED + 1} times before each node had renewed its certificate, and at most "
-            f"{MOST_ABANDONED} roots of abandoned rotations are kept for the nodes that may need them: start the nodes "
-            "that are down, or remove them from the swarm, and wait for the end of the present rotation"
-        )
-    return replace(cluster, abandoned=(*cluster.abandoned, pem), abandonments=cluster.abandonments + 1)
+    return cluster if pem in cluster.abandoned else replace(cluster, abandoned=(*cluster.abandoned, pem))
+
+
+def _issuer_changed(cluster: Cluster) -> Cluster:
+    return replace(cluster, issuer_changes=cluster.issuer_changes + 1)
 
 
 # --- nodes ----------------------------------------------------------------------------------------
@@ -145,7 +157,8 @@ def should_renew(cluster: Cluster, certificate: str, data: NodeData | None) -> b
     """
     if certificate == "":
         return False
-    return certificate != digest(signing(cluster)) or not (data is None or _has_asked(cluster, data))
+    must_ask = changing(cluster) and data is not None and not _has_asked(cluster, data)
+    return must_ask or certificate != digest(signing(cluster))
 
 
 def noted(cluster: Cluster, certificate: str, data: NodeData | None) -> NodeData:
@@ -153,10 +166,10 @@ def noted(cluster: Cluster, certificate: str, data: NodeData | None) -> NodeData
     digest.
     """
     data = data or NodeData()
-    if not cluster.abandoned or _has_asked(cluster, data):
+    if _has_asked(cluster, data):
         return data
-    return replace(data, certificate=certificate, abandonments=cluster.abandonments)
+    return replace(data, certificate=certificate, issuer_changes=cluster.issuer_changes)
 
 
 def _has_asked(cluster: Cluster, data: NodeData) -> bool:
-    return not cluster.abandoned or data.abandonments >= cluster.abandonments
+    return data.issuer_changes >= cluster.issuer_changes

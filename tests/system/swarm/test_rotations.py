@@ -230,7 +230,7 @@ def test_a_leader_that_is_killed_in_the_middle_of_rotations(cluster: Hosts, vict
 
 async def _forget(node: Node, cluster: Cluster, ca_key: CAKey, to: Root, to_key: str) -> None:
     signed = Root(cluster.root, ca_key.key).cross_sign(to, time.time_ns())
-    forgetting = msgspec.structs.replace(cluster, rotation=to.pem, cross_signed=signed, abandoned=(), abandonments=0)
+    forgetting = msgspec.structs.replace(cluster, rotation=to.pem, cross_signed=signed, abandoned=(), issuer_changes=0)
     etcd = EtcdClient(str(node.run / "swarm" / "etcd:0"))
     try:
         outcome = await etcd.commit(

@@ -279,7 +279,7 @@ async def test_rotation_to_a_root_of_the_operator_and_back(store: Store, clock: 
 
     back = await reconfigured(authority, store, CAConfig(signing_ca_cert=made.cluster.root))
     assert back.rotation == "" and back.cross_signed == "" and key_of(store) == CAKey(made.ca_key.key)
-    assert (back.abandoned, back.abandonments) == ((pem,), 1)
+    assert (back.abandoned, back.issuer_changes) == ((pem,), 1)
     assert authority.trusted() == made.cluster.root + pem, "until no node can have a certificate of it"
     public, subject = request_key(keys.request(keys.new_key())), Subject("worker1", Role.WORKER, back.id)
     renewed = der(Root(pem, key).issue(public, subject, address="", now=clock.now(), lifetime=HOUR))

@@ -919,15 +919,15 @@ async def test_terms_are_sent_again_when_they_change(store: Store, clock: FakeCl
 
 
 async def test_a_session_keeps_the_note_of_a_renewal(store: Store, clock: FakeClock) -> None:
-    """`NodeData.abandonments`, without which the node would be asked to renew without end."""
+    """`NodeData.issuer_changes`, without which the node would be asked to renew without end."""
     async with world(store, clock) as w:
         await w.agent("n1")
         data = store.record(records.NODE_DATA, "n1")
         assert data is not None
-        await store.commit([Put(records.NODE_DATA, "n1", msgspec.structs.replace(data, abandonments=3))])
+        await store.commit([Put(records.NODE_DATA, "n1", msgspec.structs.replace(data, issuer_changes=3))])
         await w.agent("n1")
         again = store.record(records.NODE_DATA, "n1")
-        assert again is not None and again.abandonments == 3 and again.session != data.session
+        assert again is not None and again.issuer_changes == 3 and again.session != data.session
 
 
 async def test_a_manager_that_does_not_run_is_named_as_absent(store: Store, clock: FakeClock) -> None:

@@ -287,15 +287,15 @@ async def test_a_renewal_is_noted_after_a_rotation_was_abandoned(here: Here) -> 
     here_now = here.store.get(records.NODE_DATA, node)
     await here.serve(Renew(csr=csr), identity_of(here, joined.certificate))
     assert here.store.get(records.NODE_DATA, node) == here_now, "nothing is written outside of rotations"
-    abandoned = msgspec.structs.replace(here.cluster, abandoned=("ROOT",), abandonments=7)
+    abandoned = msgspec.structs.replace(here.cluster, abandoned=("ROOT",), issuer_changes=7)
     await here.store.commit([Put(records.CLUSTER, "", abandoned)])
     shown = Identity(node, Role.WORKER, "of another root")
     await here.serve(Renew(csr=csr), shown)
-    noted = msgspec.structs.replace(data, certificate="of another root", abandonments=7)
+    noted = msgspec.structs.replace(data, certificate="of another root", issuer_changes=7)
     assert here.store.record(records.NODE_DATA, node) == noted
     await here.store.commit([Delete(records.NODE_DATA, node)])
     await here.serve(Renew(csr=csr), shown)
-    assert here.store.record(records.NODE_DATA, node) == NodeData(certificate="of another root", abandonments=7)
+    assert here.store.record(records.NODE_DATA, node) == NodeData(certificate="of another root", issuer_changes=7)
 
 
 # --- members of etcd ------------------------------------------------------------------------------

@@ -58,9 +58,9 @@ class Here:
             of_etcd=lambda: self.of_etcd,
         )
 
-    async def has(self, node: str, root: str, abandonments: int = 0) -> None:
+    async def has(self, node: str, root: str, issuer_changes: int = 0) -> None:
         """The node has connected with a certificate of this root."""
-        data = NodeData(certificate=root, abandonments=abandonments)
+        data = NodeData(certificate=root, issuer_changes=issuer_changes)
         await self.store.commit([Put(records.NODE_DATA, node, data)])
 
     async def rotate(self, count: int = 1, signing_ca_cert: str = "") -> None:
@@ -139,7 +139,7 @@ async def test_a_second_rotation_replaces_the_first(here: Here) -> None:
     await here.step()
     assert here.loop.waits_for(here.authority.cluster) == [MANAGER, WORKER], "an answer may be under way to them"
     for node in (MANAGER, WORKER):
-        await here.has(node, digest(second.rotation), abandonments=1)
+        await here.has(node, digest(second.rotation), issuer_changes=1)
     await here.step()
     assert here.authority.trusted() == second.rotation
     assert here.loop.due() is None
@@ -160,7 +160,7 @@ async def test_the_way_back_ends_when_each_node_has_renewed(here: Here) -> None:
     await here.step()
     assert here.loop.waits_for(here.authority.cluster) == [MANAGER, WORKER]
     for node in (MANAGER, WORKER):
-        await here.has(node, digest(first.root), abandonments=1)
+        await here.has(node, digest(first.root), issuer_changes=1)
     await here.step()
     done = here.authority.cluster
     assert here.authority.trusted() == first.root and not done.abandoned
