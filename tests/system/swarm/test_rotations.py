@@ -180,6 +180,28 @@ def test_back_to_the_old_root_while_a_worker_is_down(cluster: Hosts) -> None:
     one.until_running("steady", CONTAINERS)
 
 
+def test_to_another_root_back_and_there_again(cluster: Hosts) -> None:
+    """The worker is killed when it has just been given a certificate of the old root, which no
+    session may have shown.
+    """
+    until("all is well", lambda: all_well(cluster), 60)
+    one, worker = cluster[0], cluster[3]
+    old = one.ask("GET", "/swarm")["TLSInfo"]["TrustRoot"]
+    other = rotate(one)
+    _, key = record_of(one)
+    until_renewed(cluster.nodes, other)
+    rotate(one, SigningCACert=old)
+    until_renewed([worker], old)
+    worker.kill9()
+    assert rotate(one, SigningCACert=other, SigningCAKey=key.next) == other
+    until_renewed(cluster.nodes[:3], other)
+    time.sleep(5)  # five turns of the leader
+    assert in_progress(one), "the worker has no other certificate"
+    worker.start()
+    until_one_root(cluster, other)
+    one.until_running("steady", CONTAINERS)
+
+
 def test_three_rotations_while_a_manager_and_a_worker_are_down(cluster: Hosts) -> None:
     """The manager comes back after two of them, the worker after all."""
     until("all is well", lambda: all_well(cluster), 60)
