@@ -336,6 +336,14 @@ class Node(Host, TempEngine):
                     found.append(int(entry))
         return found
 
+    def kill(self, *programs: str) -> None:
+        """kill -9 its "daemon", "manager" (the process) and "etcd", or some of them."""
+        if "daemon" in programs:
+            self.kill9()
+        for program, name in (("manager", "engine.manager"), ("etcd", "etcd")):
+            for pid in self._running(name) if program in programs else ():
+                kill_and_wait(pid)
+
     def kill_manager(self) -> None:
         """Send SIGKILL to the manager's process and wait until it has exited."""
         kill_and_wait(self.manager_pid())
@@ -439,6 +447,19 @@ class Cluster:
             return None
 
         return until("a leader is known", found)
+
+    def all_well(self, managers: int = 3) -> bool:
+        """True if every node is ready and so many managers are reachable."""
+        try:
+            nodes = self[0].nodes().values()
+        except (AssertionError, OSError):
+            return False
+        reachable = [node for node in nodes if node.get("ManagerStatus", {}).get("Reachability") == "reachable"]
+        return all(node["Status"]["State"] == "ready" for node in nodes) and len(reachable) == managers
+
+    def containers(self) -> list[set[str]]:
+        """Ids of the tasks' containers, by node."""
+        return [set(node.task_containers()) for node in self.nodes]
 
     def cut(self, one: Sequence[Node], other: Sequence[Node]) -> None:
         """No packet passes between the two groups, until `heal`."""

@@ -24,7 +24,7 @@ from engine.manager.clock import SECOND
 from engine.manager.etcd import EtcdClient
 from engine.manager.records import CAKey
 from tests.clusters import VERSION, Cluster, Node
-from tests.harness import kill_and_wait, until
+from tests.harness import until
 
 HOUR = 3600 * SECOND
 CONTAINERS = 4
@@ -51,29 +51,6 @@ def pair() -> Iterator[Cluster]:
 
 def state(node: Node) -> str:
     return str(node.swarm_info()["LocalNodeState"])
-
-
-def kill(node: Node, *programs: str) -> None:
-    """kill -9 the daemon, the manager's process or etcd of a node, all at once."""
-    if "daemon" in programs:
-        node.kill9()
-    for program, name in (("manager", "engine.manager"), ("etcd", "etcd")):
-        for pid in node._running(name) if program in programs else ():
-            kill_and_wait(pid)
-
-
-def all_well(cluster: Cluster, managers: int = 3) -> bool:
-    """Every node is ready, and each manager is reachable."""
-    try:
-        nodes = cluster[0].nodes().values()
-    except AssertionError:
-        return False
-    reachable = [n for n in nodes if n.get("ManagerStatus", {}).get("Reachability") == "reachable"]
-    return all(n["Status"]["State"] == "ready" for n in nodes) and len(reachable) == managers
-
-
-def containers(cluster: Cluster) -> list[set[str]]:
-    return [set(node.task_containers()) for node in cluster.nodes]
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -211,23 +188,23 @@ def test_nodes_whose_certificates_expired_while_off(cluster: Cluster, away: list
     """The nodes renew them without an operator when they come back, and their tasks run on. So do
     all nodes when all managers were off, and no CA answers.
     """
-    until("all is well", lambda: all_well(cluster), 40)
+    until("all is well", cluster.all_well, 40)
     root, nodes = Root(*asyncio.run(_authority(cluster[0]))), [cluster[number] for number in away]
-    before = containers(cluster)
+    before = cluster.containers()
     for node in nodes:
-        kill(node, "daemon", "manager")
+        node.kill("daemon", "manager")
         expired(node, root, 48)
     for node in nodes:
         node.start()
     until("they are renewed", lambda: all(map(valid, nodes)), 40)
-    until("all is well again", lambda: all_well(cluster), 40)
-    assert containers(cluster) == before
+    until("all is well again", cluster.all_well, 40)
+    assert cluster.containers() == before
 
 
 def test_a_certificate_that_expired_too_long_ago(cluster: Cluster) -> None:
-    until("all is well", lambda: all_well(cluster), 40)
+    until("all is well", cluster.all_well, 40)
     root, worker = Root(*asyncio.run(_authority(cluster[0]))), cluster[3]
-    kill(worker, "daemon")
+    worker.kill("daemon")
     expired(worker, root, 31 * 24)
     worker.start()
     until("its error is reported", lambda: "expired more than 30 days ago" in worker.swarm_info()["Error"])
@@ -243,9 +220,9 @@ def test_rotation_of_the_ca(cluster: Cluster) -> None:
     trust it, the old root and the old tokens are refused, and tasks run on.
     """
     first, worker = cluster[0], cluster[3]
-    until("all is well", lambda: all_well(cluster), 40)
+    until("all is well", cluster.all_well, 40)
     first.until_running("steady", CONTAINERS)
-    before, tokens = containers(cluster), first.tokens()
+    before, tokens = cluster.containers(), first.tokens()
     swarm = first.ask("GET", "/swarm")
     old = swarm["TLSInfo"]["TrustRoot"]
     swarm["Spec"]["CAConfig"]["ForceRotate"] = 1
@@ -268,7 +245,7 @@ def test_rotation_of_the_ca(cluster: Cluster) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=new)
         context.load_cert_chain(node.root / "swarm/node.crt", node.root / "swarm/node.key")
-    assert containers(cluster) == before
+    assert cluster.containers() == before
     assert set(first.tokens().values()).isdisjoint(tokens.values())
     left = worker.node_id
     worker.leave()
@@ -307,12 +284,12 @@ def answered(probe: Callable[[], bool]) -> Callable[[], bool]:
 def test_a_node_that_is_killed_while_its_role_changes(cluster: Cluster, victims: tuple[str, ...]) -> None:
     """At any moment of a promotion and of a demotion: it is carried out after the kill."""
     one, node = cluster[0], cluster[3]
-    until("all is well", lambda: all_well(cluster), 40)
+    until("all is well", cluster.all_well, 40)
     moments = random.Random("".join(victims))
     for role, reached in (("manager", is_manager), ("worker", is_worker)):
         one.update_node(node.node_id, Role=role)
         time.sleep(moments.uniform(0, 1.2))  # any moment of the change
-        kill(node, *victims)
+        node.kill(*victims)
         if "daemon" in victims:
             node.start()
         until(f"it is a {role}", answered(lambda reached=reached: reached(one, node)), 45)  # type: ignore[misc]
@@ -321,18 +298,18 @@ def test_a_node_that_is_killed_while_its_role_changes(cluster: Cluster, victims:
 @pytest.mark.parametrize("victims", [("manager",), ("etcd",)], ids="-".join)
 def test_a_leader_that_is_killed_while_it_changes_a_role(cluster: Cluster, victims: tuple[str, ...]) -> None:
     node = cluster[3]
-    until("all is well", lambda: all_well(cluster), 40)
+    until("all is well", cluster.all_well, 40)
     for role, reached in (("manager", is_manager), ("worker", is_worker)):
         leader = cluster.leader(cluster.nodes[:3])
         one = next(each for each in cluster.nodes[:3] if each is not leader)
         one.update_node(node.node_id, Role=role)
-        kill(leader, *victims)
+        leader.kill(*victims)
         until(f"it is a {role}", answered(lambda one=one, reached=reached: reached(one, node)), 45)  # type: ignore[misc]
-    until("all is well again", lambda: all_well(cluster), 40)
+    until("all is well again", cluster.all_well, 40)
 
 
 def test_a_leader_that_is_demoted(cluster: Cluster) -> None:
-    until("all is well", lambda: all_well(cluster), 40)
+    until("all is well", cluster.all_well, 40)
     leader = cluster.leader(cluster.nodes[:3])
     one = next(each for each in cluster.nodes[:3] if each is not leader)
     one.update_node(leader.node_id, Role="worker")
@@ -350,7 +327,7 @@ def test_a_join_that_is_killed(pair: Cluster, victims: tuple[str, ...]) -> None:
     joining = threading.Thread(target=answered(lambda: bool(second.join(first, manager=True))))
     joining.start()
     time.sleep(random.Random("".join(victims)).uniform(0.2, 1.0))  # any moment of the join
-    kill(second, *victims)
+    second.kill(*victims)
     joining.join()
     second.start()
 

@@ -19,11 +19,11 @@ import pytest
 from engine.manager import records
 from engine.manager.certificates import Root, certificates, issued_by, new_root
 from engine.manager.etcd import EtcdClient
-from engine.manager.kv import Guard, PutKey
+from engine.manager.kv import EtcdError, Guard, PutKey
 from engine.manager.records import CAKey, Cluster
 from tests.clusters import VERSION, Node
 from tests.clusters import Cluster as Hosts
-from tests.harness import kill_and_wait, until
+from tests.harness import until
 
 CONTAINERS = 4
 RENEWED = 60.0
@@ -59,7 +59,7 @@ def record_of(node: Node) -> tuple[Cluster, CAKey]:
     def read() -> tuple[Cluster, CAKey] | None:
         try:
             return asyncio.run(_records(node))
-        except Exception:  # it is started again for new roots
+        except EtcdError:  # it is started again for new roots
             return None
 
     return until("etcd answers", read, RENEWED)  # type: ignore[no-any-return]
@@ -83,14 +83,6 @@ def until_renewed(nodes: Iterable[Node], root: str) -> None:
         )
 
 
-def kill(node: Node, *programs: str) -> None:
-    if "daemon" in programs:
-        node.kill9()
-    for program, name in (("manager", "engine.manager"), ("etcd", "etcd")):
-        for pid in node._running(name) if program in programs else ():
-            kill_and_wait(pid)
-
-
 def rotate(node: Node, **config: Any) -> str:
     """`docker swarm ca --rotate`, also while a manager starts its etcd again. Returns the root that
     certificates come from then.
@@ -112,15 +104,6 @@ def rotate(node: Node, **config: Any) -> str:
     return cluster.rotation or cluster.root
 
 
-def all_well(cluster: Hosts, managers: int = 3) -> bool:
-    try:
-        nodes = cluster[0].nodes().values()
-    except (AssertionError, OSError):
-        return False
-    reachable = [n for n in nodes if n.get("ManagerStatus", {}).get("Reachability") == "reachable"]
-    return all(n["Status"]["State"] == "ready" for n in nodes) and len(reachable) == managers
-
-
 def in_progress(node: Node) -> bool:
     """Also while its manager does not answer."""
     answer = node.request("GET", f"/v{VERSION}/swarm", timeout=60)
@@ -137,20 +120,16 @@ def until_one_root(cluster: Hosts, root: str, managers: int = 3) -> None:
     assert one.ask("GET", "/swarm")["TLSInfo"]["TrustRoot"] == root
     until("one root is trusted", lambda: all(trusts(node) == root for node in cluster.nodes), RENEWED)
     assert all(has_certificate_of(node, root) for node in cluster.nodes)
-    until("all is well", lambda: all_well(cluster, managers), ENDED)
-
-
-def containers(cluster: Hosts) -> list[set[str]]:
-    return [set(node.task_containers()) for node in cluster.nodes]
+    until("all is well", lambda: cluster.all_well(managers), ENDED)
 
 
 # --- rotations ------------------------------------------------------------------------------------
 
 
 def test_a_second_rotation_while_a_worker_is_down(cluster: Hosts) -> None:
-    until("all is well", lambda: all_well(cluster), 60)
+    until("all is well", cluster.all_well, 60)
     one, worker = cluster[0], cluster[3]
-    tokens, before = one.tokens(), containers(cluster)
+    tokens, before = one.tokens(), cluster.containers()
     worker.kill9()
     until_renewed(cluster.nodes[:3], rotate(one))
     last = rotate(one)
@@ -160,13 +139,13 @@ def test_a_second_rotation_while_a_worker_is_down(cluster: Hosts) -> None:
     worker.start()
     until_one_root(cluster, last)
     assert set(one.tokens().values()).isdisjoint(tokens.values())
-    assert containers(cluster)[:3] >= before[:3]
+    assert cluster.containers()[:3] >= before[:3]
     one.until_running("steady", CONTAINERS)
 
 
 def test_back_to_the_old_root_while_a_worker_is_down(cluster: Hosts) -> None:
     """The nodes that had renewed do so again. The tokens stay, as they name the old root."""
-    until("all is well", lambda: all_well(cluster), 60)
+    until("all is well", cluster.all_well, 60)
     one, worker = cluster[0], cluster[3]
     old, tokens = one.ask("GET", "/swarm")["TLSInfo"]["TrustRoot"], one.tokens()
     worker.kill9()
@@ -184,7 +163,7 @@ def test_to_another_root_back_and_there_again(cluster: Hosts) -> None:
     """The worker is killed when it has just been given a certificate of the old root, which no
     session may have shown.
     """
-    until("all is well", lambda: all_well(cluster), 60)
+    until("all is well", cluster.all_well, 60)
     one, worker = cluster[0], cluster[3]
     old = one.ask("GET", "/swarm")["TLSInfo"]["TrustRoot"]
     other = rotate(one)
@@ -204,9 +183,9 @@ def test_to_another_root_back_and_there_again(cluster: Hosts) -> None:
 
 def test_three_rotations_while_a_manager_and_a_worker_are_down(cluster: Hosts) -> None:
     """The manager comes back after two of them, the worker after all."""
-    until("all is well", lambda: all_well(cluster), 60)
+    until("all is well", cluster.all_well, 60)
     one, manager, worker = cluster[0], cluster[2], cluster[3]
-    kill(manager, "daemon", "manager")
+    manager.kill("daemon", "manager")
     worker.kill9()
     for _ in range(2):
         until_renewed(cluster.nodes[:2], rotate(one))
@@ -226,13 +205,13 @@ def test_a_leader_that_is_killed_in_the_middle_of_rotations(cluster: Hosts, vict
     moments = random.Random("".join(victims))
 
     def kill_leader() -> None:
-        until("a leader can be killed", lambda: all_well(cluster), ENDED)
+        until("a leader can be killed", cluster.all_well, ENDED)
         leader = cluster.leader(cluster.nodes[:3])
-        kill(leader, *victims)
+        leader.kill(*victims)
         if "daemon" in victims:
             leader.start()
 
-    until("all is well", lambda: all_well(cluster), ENDED)
+    until("all is well", cluster.all_well, ENDED)
     rotate(cluster[0])
     time.sleep(moments.uniform(0, 1.0))  # any moment of the renewals
     kill_leader()
