@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from bench.micro import sized
 from bench.micro.test_layer import archive
 from engine._fast.assemble import Assembly
 
 __all__ = ["archive"]
 
-FILES, SIZE = 5000, 2000
+FILES, SIZE = sized(5000, 500), 2000
 
 
 def test_stream(benchmark: Any, archive: int) -> None:

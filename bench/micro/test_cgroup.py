@@ -65,6 +65,7 @@ def test_samples_of_a_slice(benchmark: Any, cgroups: tuple[Cgroups, list[str]]) 
     benchmark(samples, many)
 
 
+@pytest.mark.timed("the text depends on the host")
 def test_processors(benchmark: Any) -> None:
     processors = Processors()
     assert processors.read()[0] > 0
@@ -75,6 +76,7 @@ def test_open(benchmark: Any, cgroups: tuple[Cgroups, list[str]]) -> None:
     benchmark(lambda: opened(cgroups[0], cgroups[1][0]).close())
 
 
+@pytest.mark.timed("a share of five seconds")
 def test_streams(benchmark: Any, cgroups: tuple[Cgroups, list[str]]) -> None:
     """Processor time of this process over five seconds of 150 streams."""
     host, paths = cgroups

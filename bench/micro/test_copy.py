@@ -50,6 +50,7 @@ def test_copy_tree(benchmark: Any, tree: Path, tmp_path: Path) -> None:
     os.close(source)
 
 
+@pytest.mark.timed("another program")
 def test_gnu_cp(benchmark: Any, tree: Path, tmp_path: Path) -> None:
     """The time of a program that does the same and nothing else."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.micro import sized
 from engine._fast.frames import Demultiplexer, DetachKeys, mux
 
-TOTAL = 64 << 20
+TOTAL = sized(64 << 20, 4 << 20)
 
 
 def test_mux(benchmark: Any) -> None:

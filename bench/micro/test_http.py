@@ -36,6 +36,9 @@ REQUEST = (
 )
 
 
+ONE_AFTER_THE_OTHER = 200
+
+
 def cached(engine: Engine, request: Request) -> Reply:
     return REPLY
 
@@ -89,6 +92,7 @@ def clients(path: str, count: int, requests: int) -> None:
         connection.close()
 
 
+@pytest.mark.timed("the clients are another process: test_one_connection is counted")
 def test_requests_per_second(server: tuple[str, int]) -> None:
     path, pid = server
     clients(path, 16, 8000)
@@ -106,3 +110,24 @@ def test_requests_per_second(server: tuple[str, int]) -> None:
         "python": platform.python_version(),
     }
     print(json.dumps(found))
+
+
+def test_one_connection(benchmark: Any, tmp_path: Path) -> None:
+    """Requests one after the other; client and server are one process and one loop."""
+    engine: Any = SimpleNamespace(config=Config())
+    path = str(tmp_path / "http.sock")
+    loop = uvloop.new_event_loop()
+    server = Server(Application(engine, (GET("/containers/json", cached),)))
+
+    async def requests() -> None:
+        for _ in range(ONE_AFTER_THE_OTHER):
+            client.sendall(REQUEST)
+            assert (await loop.sock_recv(client, 65536)).endswith(BODY)
+
+    loop.run_until_complete(server.listen_unix(path))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+        client.setblocking(False)
+        benchmark(lambda: loop.run_until_complete(requests()))
+    loop.run_until_complete(server.close())
+    loop.close()

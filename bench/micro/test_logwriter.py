@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from bench.micro import sized
 from engine._fast.logwriter import LogWriter
 
 LINE = b"2026-01-02 03:04:05 INFO  request served path=/index.html status=200 bytes=5120 took=0.004s user=bob\n"
 READ = LINE * 640  # about 64 KiB, as a pipe gives
-TOTAL = 128 << 20
+TOTAL = sized(128 << 20, 4 << 20)
 
 
 @pytest.mark.parametrize("kind", ["ascii", "escapes", "cyrillic"])

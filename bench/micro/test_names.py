@@ -72,6 +72,7 @@ async def _serve(namespace: int, ready: int) -> None:
     await asyncio.Event().wait()
 
 
+@pytest.mark.timed("the server is another process")
 def test_queries(benchmark: Any, served: tuple[int, int]) -> None:
     """Names, an alias of five containers, a name with its network, an AAAA query without an answer,
     and a reverse look-up.
@@ -128,6 +129,7 @@ def test_message(benchmark: Any) -> None:
     assert str(dnslib.DNSRecord.parse(reply).a.rdata) == "10.0.0.2"
 
 
+@pytest.mark.timed("another library")
 def test_message_by_dnslib(benchmark: Any) -> None:
     """The same with dnslib, for comparison."""
     message = dnslib.DNSRecord.question("web").pack()

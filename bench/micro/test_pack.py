@@ -54,6 +54,7 @@ def test_pack(benchmark: Any, tree: Path) -> None:
     os.close(directory)
 
 
+@pytest.mark.timed("another program")
 def test_gnu_tar(benchmark: Any, tree: Path) -> None:
     """The time of a program that does the same and nothing else."""
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from bench.micro import sized
 from engine._fast.logreader import LogReader
 from engine._fast.logwriter import LogWriter
 from engine._fast.packed import pack
 
-LINES = 120_000
-SIZE = 20 << 20
+LINES = sized(120_000, 6_000)
+SIZE = sized(20 << 20, 1 << 20)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ headers, so that the pump is measured and not a Python client.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import signal
@@ -22,7 +23,11 @@ from engine._fast.logwriter import LogWriter
 from engine._fast.pump import Loop, Stdio
 
 SIZE = 1 << 30
+PIPE = 1 << 20
 LOGGED = 64 << 20
+
+
+SO_SNDBUFFORCE = 32  # of asm/socket.h: beyond the limit of sysctl
 
 
 class Owner:
@@ -107,6 +112,7 @@ def transfer(size: int, raw: bool, log: str = "", line: bytes = bytes(4096)) -> 
     return received, frames
 
 
+@pytest.mark.timed("three processes: test_pump_alone is counted")
 @pytest.mark.parametrize("raw", [False, True], ids=["framed", "raw"])
 def test_pump_to_client(benchmark: Any, raw: bool) -> None:
     received, frames = benchmark.pedantic(transfer, (SIZE, raw), rounds=3, warmup_rounds=1)
@@ -115,6 +121,7 @@ def test_pump_to_client(benchmark: Any, raw: bool) -> None:
     benchmark.extra_info["GB/s"] = round(SIZE / benchmark.stats.stats.min / 1e9, 2)
 
 
+@pytest.mark.timed("three processes: test_pump_alone is counted")
 def test_pump_to_client_and_log(benchmark: Any, tmp_path: Path) -> None:
     log = tmp_path / "log"
 
@@ -127,6 +134,44 @@ def test_pump_to_client_and_log(benchmark: Any, tmp_path: Path) -> None:
     benchmark.extra_info["GB/s"] = round(LOGGED / benchmark.stats.stats.min / 1e9, 2)
 
 
+@pytest.mark.parametrize("kind", ["framed", "raw", "logged"])
+def test_pump_alone(benchmark: Any, tmp_path: Path, kind: str) -> None:
+    """A full pipe to a client that has room for all of it, in this process alone."""
+    kept: list[Any] = []
+
+    def setup() -> tuple[tuple[Loop, Stdio], dict[str, Any]]:
+        for descriptor in kept:
+            descriptor.close()
+        output, stdout = os.pipe()
+        size = fcntl.fcntl(stdout, fcntl.F_SETPIPE_SZ, PIPE)
+        line = b"x" * 99 + b"\n"
+        assert os.write(stdout, (line * (size // len(line) + 1))[:size]) == size
+        os.close(stdout)
+        ours, theirs = socket.socketpair()
+        theirs.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 16 * PIPE)
+        kept[:] = ours, theirs
+        loop = Loop(10)
+        stdio = Stdio(loop, Owner(loop))
+        stdio.attach(os.dup(theirs.fileno()), False, True, True, kind == "raw", b"", b"", b"", False)
+        log = LogWriter(str(tmp_path / "log").encode()) if kind == "logged" else None
+        stdio.start(-1, output, -1, -1, False, log)
+        return (loop, stdio), {}
+
+    def run(loop: Loop, stdio: Stdio) -> None:
+        stdio.begin()
+        stdio.finish(3600)
+        loop.run()
+
+    benchmark.pedantic(run, setup=setup, rounds=20)
+    received = 0
+    kept[1].close()
+    while piece := kept[0].recv(1 << 20):
+        received += len(piece)
+    assert received == PIPE if kind == "raw" else PIPE < received < PIPE * 1.01
+    kept[0].close()
+
+
+@pytest.mark.timed("the loop is another process")
 def test_idle_descriptors_cost_nothing(benchmark: Any) -> None:
     """One byte through a loop that also watches thousands of silent pipes."""
     loop = Loop(0)

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from bench.micro import sized
 from engine._fast.board import Board
 from engine._fast.logwriter import LogWriter
 from engine._fast.spool import Spool
 
 LINE = b"2026-01-02 03:04:05 INFO  request served path=/index.html status=200 bytes=5120 took=0.004s user=bob\n"
-TOTAL = 64 << 20
+TOTAL = sized(64 << 20, 4 << 20)
 
 
 @pytest.mark.parametrize("size", [1, 640], ids=["a line at a time", "64 KiB at a time"])

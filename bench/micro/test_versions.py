@@ -1,24 +1,21 @@
 """Older shapes of replies: an inspect at every version, against the newest.
 
-Run `python -m pytest bench/micro/test_versions.py -s`; prints one JSON object. Budget: at most four
-times the newest. It is paid once after a change of a container, because replies are kept encoded:
-the row `inspect-1` of `python -m bench.run --api VERSION` has the same figure at every version.
+Budget: at most four times the newest. It is paid once after a change of a container, because
+replies are kept encoded: the row `inspect-1` of `python -m bench.run --api VERSION` has the same
+figure at every version.
 """
 
 from __future__ import annotations
 
 import json
-import platform
-import time
+from typing import Any
 
 import msgspec
+import pytest
 
 from engine.api.versions import NEWEST, VERSIONS
 from engine.wire.containers import EndpointSettings
 from tests.unit.api.versions.rows import INSPECT
-
-ROUNDS = 300
-CALLS = 100
 
 
 def inspect() -> msgspec.Struct:
@@ -41,27 +38,8 @@ def inspect() -> msgspec.Struct:
     return msgspec.structs.replace(INSPECT, config=config, network_settings=settings)
 
 
-def test_inspect() -> None:
-    found, kind = inspect(), type(INSPECT)
-    best: dict[str, float] = {}
-    for name, version in VERSIONS.items():
-        encode = version.shape(kind).encode
-        shown = json.loads(encode(found))
-        assert shown["Config"]["Env"][0].startswith("VARIABLE_0=") and ("Volumes" in shown) is (
-            name in ("1.18", "1.19")
-        )
-        for _ in range(ROUNDS):
-            begin = time.perf_counter()
-            for _ in range(CALLS):
-                encode(found)
-            best[name] = min(best.get(name, 1.0), (time.perf_counter() - begin) / CALLS)
-    print(
-        json.dumps(
-            {
-                "inspect_us": {name: round(each * 1e6, 2) for name, each in best.items()},
-                "python": platform.python_version(),
-            }
-        )
-    )
-    # The budget and some noise of the host.
-    assert max(best.values()) <= 6 * best[NEWEST], "7.5 times as much when each row edited a dict"
+@pytest.mark.parametrize("name", ["1.18", "1.24", "1.43", NEWEST])
+def test_inspect(benchmark: Any, name: str) -> None:
+    encode = VERSIONS[name].shape(type(INSPECT)).encode
+    shown = json.loads(benchmark(encode, inspect()))
+    assert shown["Config"]["Env"][0].startswith("VARIABLE_0=") and ("Volumes" in shown) is (name == "1.18")

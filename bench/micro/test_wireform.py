@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from bench.micro import sized
 from engine._fast import wireform
 from engine._fast.logwriter import LogWriter
 from engine._fast.wireform import Form, entries
 
-LINES = 100_000
+LINES = sized(100_000, 5_000)
 BLOCK = 64 << 10  # bytes that a destination takes from a container in turn
 KINDS = {
     "ascii": b"2026-01-02 03:04:05 INFO  request served path=/index.html status=200 bytes=5120 took=0.004\n",
