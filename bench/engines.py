@@ -23,7 +23,8 @@ import time
 from pathlib import Path
 
 from bench import wire
-from tests.harness import REPOSITORY, TempEngine, until
+from tests.support import ROOT
+from tests.support.engine.harness import TempEngine, until
 
 HOLDER = """
 mount --make-rprivate /
@@ -85,7 +86,7 @@ class Namespaces:
         self._holder.stdin.write(f"{base} {groups or base.name}\n".encode())
         self._holder.stdin.flush()
 
-    def command(self, *arguments: str, directory: Path = REPOSITORY) -> list[str]:
+    def command(self, *arguments: str, directory: Path = ROOT) -> list[str]:
         """A command that runs `arguments` in the namespaces and that directory. The process keeps
         its pid.
         """
@@ -198,7 +199,7 @@ class Engined(Engine):
 
     name = "engined"
     program = sys.executable
-    checkout = REPOSITORY
+    checkout = ROOT
 
     def __init__(self) -> None:
         super().__init__()

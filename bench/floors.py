@@ -22,7 +22,7 @@ from pathlib import Path
 from bench import image
 from bench.job import touch
 from bench.rows.files import LARGE_SIZE, SMALL_FILES, many_files
-from tests import archives
+from tests.support.images import archives
 
 ROUNDS = 9
 TERMINAL_SIZE = 190_000_000

@@ -16,7 +16,7 @@ import random
 import tarfile
 from pathlib import Path
 
-from tests import archives
+from tests.support.images import archives
 
 LINE = b"2023-11-14T22:13:20Z INFO  request id=%08d path=/v1/things status=200 duration=12ms size=512 ~\n" % 12345678
 MARK = b"~"

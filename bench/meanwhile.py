@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench import wire
 from bench.engines import Engine
-from tests.harness import REPOSITORY
+from tests.support import ROOT
 
 _PAUSE = 0.002
 
@@ -42,7 +42,7 @@ class Meanwhile:
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
         self._pinging = subprocess.Popen(
             [sys.executable, "-m", "bench.meanwhile", self._engine.socket],
-            cwd=REPOSITORY,
+            cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

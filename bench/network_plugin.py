@@ -16,8 +16,8 @@ from pathlib import Path
 from engine.system import namespaces
 from engine.system.netlink import rtnl
 from engine.system.netlink.rtnl import RouteSocket
-from tests.network_plugins import NetworkPlugin, ip
-from tests.plugins import Answer
+from tests.support.plugins.networks import NetworkPlugin, ip
+from tests.support.plugins.protocol import Answer
 
 
 class Timed(NetworkPlugin):

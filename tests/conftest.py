@@ -8,10 +8,15 @@ test checks behaviour that clients expect, or only behaviour of this engine.
 `--skips declared` fails a run that skips tests for a reason that is not in SKIPS, such as a run
 without root.
 
-`-n 2 --dist loadfile` spreads the files of tests over two processes, as `make test` does. Each
-process has a network namespace and a shared engine of its own.
+`--nightly` runs the tests that are marked so, and no others. Without it they are left out: what
+they show, with other versions, more rounds or worse luck, `make nightly` shows.
 
-`--hypothesis-profile chance` tries new examples; without it they are the same in each run.
+`-n 2 --dist loadfile` spreads the files of tests over two processes; `make test` takes more. Each
+process has a network namespace and a shared engine of its own. The files that took longest begin
+first; `--note-durations` writes tests/durations.json, which says how long that was.
+
+`--hypothesis-profile chance` tries new examples, `night` many of them; without it they are the same
+in each run.
 """
 
 from __future__ import annotations
@@ -19,12 +24,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
 import logging
 import os
 import re
 import shutil
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,8 +39,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from engine.system import namespaces
-from tests.clusters import Cluster
-from tests.harness import TempEngine, until
+from tests.support import ROOT
+from tests.support.engine import explain
+from tests.support.engine.harness import TempEngine, until
+from tests.support.swarm.clusters import Cluster
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -49,6 +58,7 @@ _CHECKS = [
 # The same examples each time, so that a failure is caused by a change.
 settings.register_profile("engined", deadline=None, suppress_health_check=_CHECKS, derandomize=True)
 settings.register_profile("chance", deadline=None, suppress_health_check=_CHECKS)
+settings.register_profile("night", deadline=None, suppress_health_check=_CHECKS, max_examples=500)
 settings.load_profile("engined")
 
 
@@ -81,6 +91,8 @@ and architecture.
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--against", metavar="SOCKET", help="test the engine that listens there instead of this one")
     parser.addoption("--skips", choices=("any", "declared"), default="any", help="which tests may be skipped")
+    parser.addoption("--nightly", action="store_true", help="run the tests that are for the night, and no others")
+    parser.addoption("--note-durations", action="store_true", help="write tests/durations.json")
     parser.addoption("--runtime", metavar="NAME", help="the OCI runtime of every engine, instead of the best one")
 
 
@@ -95,6 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
         with contextlib.suppress(PermissionError):
             _leave_the_hosts_network()
     config.addinivalue_line("markers", "own: what is ours alone, and not asked of another engine (--against)")
+    config.addinivalue_line("markers", "nightly: what repeats other tests, or takes long (--nightly)")
 
 
 def _leave_the_hosts_network() -> None:
@@ -111,6 +124,7 @@ def _leave_the_hosts_network() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _durations[_file(report.nodeid)] += report.duration
     if report.skipped and isinstance(report.longrepr, tuple):
         _note_skip(report.nodeid, report.longrepr[2])
 
@@ -139,6 +153,9 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["undeclared"] = list(_undeclared)
+    elif session.config.getoption("--note-durations"):
+        long = {name: round(seconds) for name, seconds in sorted(_durations.items()) if seconds > 3}
+        DURATIONS.write_text(json.dumps(long, indent=1) + "\n")
     if _undeclared and session.config.getoption("--skips") == "declared":
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -154,37 +171,72 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--against"):
-        items[:] = [item for item in items if "tests/api/" in item.nodeid and not item.get_closest_marker("own")]
+    against, night = config.getoption("--against"), config.getoption("--nightly")
+    left_out = [
+        item
+        for item in items
+        if (against and ("tests/api/" not in item.nodeid or item.get_closest_marker("own")))
+        or night != bool(item.get_closest_marker("nightly"))
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+    seconds: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    # the order within a file stays
+    items.sort(key=lambda item: -seconds.get(_file(item.nodeid), 0))
+
+
+def pytest_collection_finish() -> None:
+    """The collector need not look at the tests again: they are a million objects, and many tests
+    call it.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+DURATIONS = ROOT / "tests" / "durations.json"
+"""Seconds of each file of tests that takes more than a few."""
+
+_durations: Counter[str] = Counter()
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Add the log that the test's engines have written since its begin to the report of a
-    failure.
+    """Add to the report of a failure what its engines have done since the test's begin, and the
+    state of the host.
     """
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
     if call.when == "setup":
         item.stash[_BEGINS] = {}
+        item.stash[_BEGAN] = call.start
     for name, engine in _engines(getattr(item, "funcargs", {})):
         begin = item.stash[_BEGINS].setdefault(
             name, os.path.getsize(engine.log_path) if engine.log_path.exists() else 0
         )
         if report.failed:
-            report.sections.append((f"log of {name}", engine.log(begin) or engine.log()))
+            report.sections.extend(explain.sections(name, engine, begin, item.stash[_BEGAN]))
+    if report.failed:
+        report.sections.append(("host", explain.host()))
 
 
 def _engines(fixtures: dict[str, object]) -> Iterator[tuple[str, TempEngine]]:
     """The engines of a test, those of its clusters too, with their names."""
+    engines = {id(value): (name, value) for name, value in fixtures.items() if isinstance(value, TempEngine)}
+    yield from engines.values()  # `engine` is `shared_engine`
     for name, value in fixtures.items():
-        if isinstance(value, TempEngine):
-            yield name, value
-        elif isinstance(value, Cluster):
+        if isinstance(value, Cluster):
             yield from ((f"{name}[{number}]", node) for number, node in enumerate(value.nodes))
 
 
 _BEGINS: pytest.StashKey[dict[str, int]] = pytest.StashKey()
+"""The size of each engine's log at the test's begin, by the engine's name."""
+_BEGAN: pytest.StashKey[float] = pytest.StashKey()
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """`make demo`: starts the engine, runs a container through its API, and removes everything again.
 
 The engine uses its default paths if nothing else does, otherwise temporary ones. The client is
-`tests/client.py`, which needs only the standard library.
+`tests/support/engine/client.py`, which needs only the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import IO, Any
 
 from engine import __version__
 from engine.config import DEFAULT_BRIDGE, DEFAULT_ROOT, DEFAULT_RUN, DEFAULT_SOCKET
-from tests import archives, client
+from tests.support.engine import client
+from tests.support.images import archives
 
 ENGINED = Path(sys.executable).parent / "engined"
 SCRIPT = """

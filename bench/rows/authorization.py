@@ -13,7 +13,8 @@ from bench import wire
 from bench.engines import Engine, Engined
 from bench.job import Figure, Job, Size
 from bench.report import Target
-from tests.harness import REPOSITORY, TempEngine
+from tests.support import ROOT
+from tests.support.engine.harness import TempEngine
 
 PING = wire.request("GET", "/_ping")
 
@@ -33,7 +34,7 @@ class Guarded:
             sockets.mkdir()
             self._plugin = subprocess.Popen(
                 [sys.executable, "-m", "bench.gate", str(sockets / "gate.sock")],
-                cwd=REPOSITORY,
+                cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )

@@ -20,7 +20,7 @@ from bench.image import LINE, LINES_SIZE, MARK
 from bench.job import Figure, Job, Size
 from bench.report import Target
 from engine.logs.deliveries import JOURNAL, Syslog
-from tests.shipping import Shipping
+from tests.support.logs.shipping import Shipping
 
 PORT = 5514
 IN_FILE = LINES_SIZE // len(LINE)

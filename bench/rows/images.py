@@ -25,8 +25,8 @@ from bench.job import Figure, Job, Size
 from bench.meanwhile import Meanwhile
 from bench.report import Target
 from bench.rows import resources
-from tests import registry as registries
-from tests.harness import until
+from tests.support.engine.harness import until
+from tests.support.images import registry as registries
 
 PORT = 5000
 HOST = f"127.0.0.1:{PORT}"

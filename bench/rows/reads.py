@@ -17,7 +17,7 @@ from bench.job import Figure, Job, Size
 from bench.meanwhile import Meanwhile
 from bench.report import Target
 from bench.rows import lifecycle
-from tests import archives
+from tests.support.images import archives
 
 CONNECTIONS = 8
 

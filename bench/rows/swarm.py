@@ -22,8 +22,8 @@ from bench.engines import Engine
 from bench.job import Figure, Job, Size
 from bench.report import Target
 from engine.system import namespaces
-from tests.clusters import Cluster
-from tests.harness import until
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import Cluster
 
 SERVICES = 1000
 MANAGERS, WORKERS = 3, 2

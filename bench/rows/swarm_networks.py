@@ -20,11 +20,11 @@ from bench.engines import Engine
 from bench.job import Figure, Job, Size
 from bench.report import Target
 from bench.rows.swarm import close, five
-from tests import packets
-from tests.clusters import Cluster, Node, address_of
-from tests.harness import until
-from tests.load import Load
-from tests.swarm_networks import answered_by, host_names, overlay, published, vni_of, web
+from tests.support.engine import packets
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import Cluster, Node, address_of
+from tests.support.swarm.load import Load
+from tests.support.swarm.networks import answered_by, host_names, overlay, published, vni_of, web
 
 PORT = 8080
 SECONDS = 2.0

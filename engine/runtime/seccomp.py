@@ -4,9 +4,9 @@ Both are in Docker's format: rules may depend on capabilities, architecture and 
 resolved here. The default is `seccomp.json` beside this file. It is an allow-list: other calls fail
 with EPERM, `clone3` with ENOSYS so that libc falls back to `clone`, whose flags can be inspected.
 It allows what the default of Docker 29 allows, from the profile of July 2026 on; `python -m
-tests.seccomp` compares it with a newer one and takes that over. libseccomp skips names that it or
-the architecture does not know, so a list newer than the host's library is harmless (tested with
-crun 1.8.1 and runc 1.1.5 over libseccomp 2.5.4).
+tests.support.engine.seccomp` compares it with a newer one and takes that over. libseccomp skips
+names that it or the architecture does not know, so a list newer than the host's library is harmless
+(tested with crun 1.8.1 and runc 1.1.5 over libseccomp 2.5.4).
 
 Owns:    a cache of default profiles, one per set of those capabilities that matter here.
 Threads: any.

@@ -4,8 +4,9 @@ A layer begins as an *ingest*, a directory to extract into, and is then *committ
 chain_id. It exists while an image retains it, or a container's snapshot or another layer is on top.
 A snapshot is *prepared* for a container's id, *mounted* while the container runs, and *removed*.
 
-Every implementation passes the suite in tests/contract/test_snapshots.py; tests/fakes/snapshots.py
-is one for unit tests. Not here: how layers are obtained (images/layers.py).
+Every implementation passes the suite in tests/contract/test_snapshots.py;
+tests/support/fakes/snapshots.py is one for unit tests. Not here: how layers are obtained
+(images/layers.py).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness import TempEngine, until
+from tests.support.engine.harness import TempEngine, until
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ from urllib.parse import quote
 import pytest
 import zstandard
 
-from tests import client
-from tests.archives import Node, directory, hard_link, symlink, tar
-from tests.harness import TempEngine, until
-from tests.trees import snapshot
+from tests.support.engine import client
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images.archives import Node, directory, hard_link, symlink, tar
+from tests.support.images.trees import snapshot
 
 FILES = """
 mkdir -p /d/sub; echo -n one > /d/one; echo -n two > /d/sub/two

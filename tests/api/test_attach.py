@@ -12,9 +12,10 @@ import threading
 
 import pytest
 
-from tests import client
-from tests.client import frames, hijack, payload, read_to_end
-from tests.harness import TempEngine, until
+from tests.support import PATIENCE
+from tests.support.engine import client
+from tests.support.engine.client import frames, hijack, payload, read_to_end
+from tests.support.engine.harness import TempEngine, until
 
 ALL = "stream=1&stdin=1&stdout=1&stderr=1"
 
@@ -181,7 +182,7 @@ def test_two_clients_see_the_same(engine: TempEngine) -> None:
         reader.start()
     engine.post(f"/containers/{identifier}/start")
     for reader in readers:
-        reader.join(30)
+        reader.join(30 * PATIENCE)
     assert results[0] == results[1] == b"".join(b"%d\n" % number for number in range(1, 20001))
 
 
@@ -261,7 +262,7 @@ def test_stdin_that_nobody_reads_is_taken_when_it_is_read(engine: TempEngine) ->
     engine.post(f"/containers/{identifier}/kill")
     assert engine.wait(identifier) == 137
     stream.setblocking(True)
-    stream.settimeout(30)
+    stream.settimeout(30 * PATIENCE)
     with contextlib.suppress(ConnectionResetError):
         while stream.recv(65536):
             pass

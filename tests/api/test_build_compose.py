@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.building import image
-from tests.client import PATIENCE
-from tests.harness import TempEngine
+from tests.support import PATIENCE
+from tests.support.builds.building import image
+from tests.support.engine.harness import TempEngine
 
 PROJECT = """
 version: "2.1"

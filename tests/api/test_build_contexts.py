@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.archives import Node, directory, hard_link, symlink, tar
-from tests.building import TAR, build, context, post, refused
-from tests.harness import TempEngine
-from tests.trees import snapshot
+from tests.support.builds.building import TAR, build, context, post, refused
+from tests.support.engine.harness import TempEngine
+from tests.support.images.archives import Node, directory, hard_link, symlink, tar
+from tests.support.images.trees import snapshot
 
 COPIES = "FROM busybox\nCOPY . /c/\n"
 UP = "../" * 12

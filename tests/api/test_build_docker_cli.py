@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.building import context, exists, image
-from tests.client import PATIENCE
 from tests.clients import programs
-from tests.harness import Result, TempEngine, until
+from tests.support import PATIENCE
+from tests.support.builds.building import context, exists, image
+from tests.support.engine.harness import Result, TempEngine, until
 
 PROGRAMS = ("docker", programs.BOOKWORM.path)
 

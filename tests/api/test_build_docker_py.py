@@ -10,8 +10,8 @@ import docker
 import docker.errors
 import pytest
 
-from tests.building import context
-from tests.harness import TempEngine
+from tests.support.builds.building import context
+from tests.support.engine.harness import TempEngine
 
 
 @pytest.fixture

@@ -20,10 +20,11 @@ from urllib.parse import quote
 import pytest
 import zstandard
 
-from tests import client
-from tests.archives import Node, directory, hard_link, symlink
-from tests.building import build, context, exists, image, post, query, read, refused
-from tests.harness import TempEngine, until
+from tests.support import PATIENCE
+from tests.support.builds.building import build, context, exists, image, post, query, read, refused
+from tests.support.engine import client
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images.archives import Node, directory, hard_link, symlink
 
 ID = "[0-9a-f]{12}"
 
@@ -441,9 +442,9 @@ def test_a_client_that_leaves_in_a_download(where: str, builder: TempEngine) -> 
         with _begin(builder, context(dockerfile) if dockerfile else b"", target) as connection:
             if dockerfile:
                 _read_until(connection, b"Step 2")
-            assert came.wait(30 * client.PATIENCE)
+            assert came.wait(30 * PATIENCE)
             assert not left.is_set()
-        assert left.wait(30 * client.PATIENCE)
+        assert left.wait(30 * PATIENCE)
     assert _images(builder) == before
 
 
@@ -481,7 +482,7 @@ def test_cancel_by_id(builder: TempEngine) -> None:
     building.start()
     until("the step runs", lambda: _running(builder))
     assert builder.request("POST", "/v1.24/build/cancel?id=mine").status == 200
-    building.join(30 * client.PATIENCE)
+    building.join(30 * PATIENCE)
     built = read(answers[0])
     assert built.error == {"errorDetail": {"message": "Build cancelled"}, "error": "Build cancelled"}
     until("nothing is left", lambda: builder.containers() == [])
@@ -506,7 +507,7 @@ def test_a_step_is_a_container(builder: TempEngine) -> None:
         builder.docker("exec", identifier, "sh", "-c", "echo gone > /gone")
         builder.touch(identifier, "/go")
     finally:
-        building.join(60 * client.PATIENCE)
+        building.join(60 * PATIENCE)
     built = read(answers[0])
     assert "said\n" in built.text and "gone\n" in built.text
     assert identifier[:12] in built.text
@@ -531,7 +532,7 @@ def test_a_step_has_logs(builder: TempEngine) -> None:
         following = builder.popen("logs", "-f", identifier)
         assert following.stdout is not None
         assert following.stdout.readline() == b"said\n"
-    assert following.communicate(timeout=30 * client.PATIENCE)[0] == b""
+    assert following.communicate(timeout=30 * PATIENCE)[0] == b""
 
 
 def test_steps_of_a_failed_build_are_images_when_it_ends(builder: TempEngine) -> None:
@@ -587,7 +588,7 @@ def test_builds_at_once(builder: TempEngine) -> None:
     for thread in working:
         thread.start()
     for thread in working:
-        thread.join(120 * client.PATIENCE)
+        thread.join(120 * PATIENCE)
     for number in range(10):
         assert read(answers[number]).error is None
         assert image(builder, f"n{number}")["Config"]["Labels"] == {"n": str(number)}

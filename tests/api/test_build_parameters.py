@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.archives import Image, busybox_layer
-from tests.building import build, context, exists, image, post, printed, read, refused
-from tests.harness import TempEngine
-from tests.registry import PASSWORD, USER, Registry
+from tests.support.builds.building import build, context, exists, image, post, printed, read, refused
+from tests.support.engine.harness import TempEngine
+from tests.support.images.archives import Image, busybox_layer
+from tests.support.images.registry import PASSWORD, USER, Registry
 
 V1 = os.path.exists("/sys/fs/cgroup/memory")
 """The host has cgroup v1."""

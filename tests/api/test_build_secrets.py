@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import sessions
-from tests.building import build, context, post, read
-from tests.client import PATIENCE
-from tests.harness import TempEngine
+from tests.support import PATIENCE
+from tests.support.builds import sessions
+from tests.support.builds.building import build, context, post, read
+from tests.support.engine.harness import TempEngine
 
 pytestmark = pytest.mark.own
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.building import Built, build
-from tests.harness import TempEngine, until
+from tests.support.builds.building import Built, build
+from tests.support.engine.harness import TempEngine, until
 
 pytestmark = pytest.mark.own
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests import client
-from tests.building import context, post, read, refused
-from tests.harness import TempEngine
+from tests.support.builds.building import context, post, read, refused
+from tests.support.engine import client
+from tests.support.engine.harness import TempEngine
 
 OTHER = "linux/arm64" if os.uname().machine == "x86_64" else "linux/amd64"
 BASE = "127.0.0.1:1/base"

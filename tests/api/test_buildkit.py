@@ -19,11 +19,13 @@ from urllib.parse import quote
 
 import pytest
 
-from tests import client, sessions
-from tests.buildx import BRIDGE, CONTROL, Build, Built, dockerfile, shown
-from tests.harness import TempEngine, until
-from tests.registry import PASSWORD, USER, Registry
-from tests.sessions import Caller, Failure, Node, every, field, fields
+from tests.support import PATIENCE
+from tests.support.builds import sessions
+from tests.support.builds.buildx import BRIDGE, CONTROL, Build, Built, dockerfile, shown
+from tests.support.builds.sessions import Caller, Failure, Node, every, field, fields
+from tests.support.engine import client
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images.registry import PASSWORD, USER, Registry
 
 pytestmark = pytest.mark.own
 
@@ -385,7 +387,7 @@ def test_the_client_leaves_while_it_sends_its_files(builder: TempEngine) -> None
             pass
 
     under_way = Build(builder.socket, {}, services={sessions.DIFF_COPY: stalls})
-    assert begun.wait(30 * client.PATIENCE)
+    assert begun.wait(30 * PATIENCE)
     under_way.peer.close()
     built = under_way.result()
     assert built.failure is not None and "closed its connection" in built.failure.message

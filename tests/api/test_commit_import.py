@@ -14,8 +14,8 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from tests.archives import Node, busybox_layer, digest, directory, tar
-from tests.harness import TempEngine, until
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images.archives import Node, busybox_layer, digest, directory, tar
 
 pytestmark = pytest.mark.own
 

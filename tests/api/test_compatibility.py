@@ -10,7 +10,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.harness import TempEngine, until
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine, until
 
 
 @pytest.fixture
@@ -210,7 +211,7 @@ def test_connections_wait_when_descriptors_are_used_up() -> None:
         clients = []
         for _ in range(400):
             client = socket.socket(socket.AF_UNIX)
-            client.settimeout(30)
+            client.settimeout(30 * PATIENCE)
             client.connect(engine.socket)
             client.sendall(b"GET /v1.24/info HTTP/1.1\r\nHost: x\r\n\r\n")
             clients.append(client)

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests import cgroups, client
-from tests.cgroups import Group
-from tests.harness import BREATH, TempEngine, links, until
+from tests.support.engine import cgroups, client
+from tests.support.engine.cgroups import Group
+from tests.support.engine.harness import BREATH, TempEngine, links, until
 
 RUN = ("run", "--rm", "--network", "none")
 

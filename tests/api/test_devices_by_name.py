@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import TempEngine, until
+from tests.support.engine.harness import TempEngine, until
 
 pytestmark = pytest.mark.own
 

@@ -12,8 +12,8 @@ import subprocess
 import tarfile
 from typing import Any
 
-from tests.building import build
-from tests.harness import TempEngine, until
+from tests.support.builds.building import build
+from tests.support.engine.harness import TempEngine, until
 
 MB = 1 << 20
 

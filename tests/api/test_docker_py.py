@@ -9,8 +9,9 @@ import docker
 import docker.errors
 import pytest
 
-from tests.client import payload
-from tests.harness import TempEngine, busybox_archive, until
+from tests.support import PATIENCE
+from tests.support.engine.client import payload
+from tests.support.engine.harness import TempEngine, busybox_archive, until
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_wait_answers_every_waiter(client: docker.DockerClient, engine: TempEngi
         waiter.start()
     container.attach_socket(params={"stdin": 1, "stream": 1})._sock.sendall(b"go\n")
     for waiter in waiting:
-        waiter.join(30)
+        waiter.join(30 * PATIENCE)
     assert answers == [5] * 8
 
 

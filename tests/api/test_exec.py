@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests import client
-from tests.client import Answer, payload, read_to_end
-from tests.harness import BREATH, TempEngine, alive, until
+from tests.support import PATIENCE
+from tests.support.engine import client
+from tests.support.engine.client import Answer, payload, read_to_end
+from tests.support.engine.harness import BREATH, TempEngine, alive, until
 
 MANY = int(os.environ.get("ENGINED_EXECS", "200"))
 """Number of consecutive execs, each inspected at the end of its stream; ENGINED_EXECS=20000 for a
@@ -376,7 +377,7 @@ def test_docker_exec_on_a_terminal(engine: TempEngine, box: str) -> None:
 
     def read_until(text: bytes) -> None:
         nonlocal received
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 20 * PATIENCE
         while text not in received:
             assert time.monotonic() < deadline, received
             if select.select([master], [], [], 0.1)[0]:
@@ -386,7 +387,7 @@ def test_docker_exec_on_a_terminal(engine: TempEngine, box: str) -> None:
     read_until(b"/dev/pts/")
     os.write(master, b"word\n")
     read_until(b"got word")
-    assert child.wait(20) == 0
+    assert child.wait(20 * PATIENCE) == 0
     os.close(master)
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tests import client
 from tests.api.test_exec import created, inspected, opened, run, start
-from tests.client import payload, read_to_end
-from tests.harness import TempEngine, until
+from tests.support.engine import client
+from tests.support.engine.client import payload, read_to_end
+from tests.support.engine.harness import TempEngine, until
 
 FRAMED = "application/vnd.docker.multiplexed-stream"
 RAW = "application/vnd.docker.raw-stream"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,9 @@ from urllib.parse import quote
 
 import pytest
 
-from tests import cgroups
-from tests.building import printed
-from tests.harness import TempEngine, until
+from tests.support.builds.building import printed
+from tests.support.engine import cgroups
+from tests.support.engine.harness import TempEngine, until
 
 MISSING = 'invalid mount config for type "bind": bind source path does not exist: '
 
@@ -184,10 +185,21 @@ def test_the_largest_quota_and_number_of_processes(engine: TempEngine) -> None:
 
 
 def test_stop_timeout(engine: TempEngine) -> None:
-    identifier = engine.started("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done", StopTimeout=1)
-    begin = time.monotonic()
-    engine.post(f"/containers/{identifier}/stop")
-    assert 0.9 < time.monotonic() - begin < 8
+    """The one with a second is killed while the other one still has minutes."""
+    deaf = "sh", "-c", "trap '' TERM; echo on; while :; do sleep 0.1; done"
+    long, short = (engine.started(*deaf, StopTimeout=seconds) for seconds in (600, 1))
+    for identifier in (long, short):
+        until("it has set its trap", lambda each=identifier: engine.logs(each) == b"on\n")
+    stopping = threading.Thread(target=engine.post, args=(f"/containers/{long}/stop",))
+    stopping.start()
+    try:
+        begin = time.monotonic()
+        engine.post(f"/containers/{short}/stop")
+        assert time.monotonic() - begin > 0.9
+        assert engine.inspect(long)["State"]["Running"]
+    finally:
+        engine.post(f"/containers/{long}/kill")
+        stopping.join()
 
 
 def test_nano_cpus(engine: TempEngine) -> None:

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.archives import Image, Node, docker_archive, tar
-from tests.harness import TempEngine
+from tests.support.engine.harness import TempEngine
+from tests.support.images.archives import Image, Node, docker_archive, tar
 
 SHARED = tar([Node("shared", b"s" * 1000)])
 OLD = Image([SHARED, tar([Node("old", b"o" * 10)])], ["old:1"], {"Labels": {"age": "old"}}, "2020-01-02T03:04:05Z")

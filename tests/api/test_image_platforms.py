@@ -16,11 +16,11 @@ import docker
 import docker.errors
 import pytest
 
-from tests import building
-from tests.archives import Image, Node, digest, docker_archive, oci_archive, tar
-from tests.client import Answer
-from tests.harness import TempEngine
-from tests.registry import OCI_INDEX, PASSWORD, USER, Registry
+from tests.support.builds import building
+from tests.support.engine.client import Answer
+from tests.support.engine.harness import TempEngine
+from tests.support.images.archives import Image, Node, digest, docker_archive, oci_archive, tar
+from tests.support.images.registry import OCI_INDEX, PASSWORD, USER, Registry
 
 pytestmark = pytest.mark.own
 

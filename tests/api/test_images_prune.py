@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 import docker
 
-from tests.archives import Image, Node, docker_archive, tar
-from tests.harness import TempEngine
+from tests.support.engine.harness import TempEngine
+from tests.support.images.archives import Image, Node, docker_archive, tar
 
 OLD = Image([tar([Node("old", b"o" * 100)])], ["old:latest"], {"Labels": {"keep": "no"}}, "2020-01-02T03:04:05Z")
 NEW = Image([tar([Node("new", b"n" * 50)])], ["new:latest", "new:again"], {}, "2024-01-02T03:04:05Z")

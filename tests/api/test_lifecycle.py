@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from engine.system.memory_events import MemoryEvents
-from tests import cgroups
-from tests.harness import TempEngine, alive, until
+from tests.support.engine import cgroups
+from tests.support.engine.harness import TempEngine, alive, until
 
 STUBBORN = ("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
 POLITE = ("sh", "-c", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done")

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.harness import TempEngine, free_ports, until
+from tests.support.engine.harness import TempEngine, free_ports, until
 
 MB = 1 << 20
 

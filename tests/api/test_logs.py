@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.client import frames, hijack, read_to_end
-from tests.harness import TempEngine, until
+from tests.support.engine.client import frames, hijack, read_to_end
+from tests.support.engine.harness import TempEngine, until
 
 STAMP = rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9}Z"
 

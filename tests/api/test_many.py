@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests import client
-from tests.harness import BREATH, TempEngine, until
+from tests.support.engine import client
+from tests.support.engine.harness import BREATH, TempEngine, until
 
 COUNT = 200
 AT_ONCE = 16
 
 
+@pytest.mark.nightly
 @pytest.mark.own
 def test_200_by_the_docker_cli_leave_nothing_behind(engine: TempEngine) -> None:
     before = engine.footprint()

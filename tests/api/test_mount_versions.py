@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.client import Answer
-from tests.harness import TempEngine
+from tests.support.engine.client import Answer
+from tests.support.engine.harness import TempEngine
 
 
 def create(engine: TempEngine, version: str, mount: dict[str, Any], **host: Any) -> Answer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import BREATH, TempEngine, until
+from tests.support.engine.harness import BREATH, TempEngine, until
 
 SLEEP = ("sleep", "1000")
 RESOLVER = "127.0.0.11"

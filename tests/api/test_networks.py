@@ -15,8 +15,8 @@ import docker.errors
 import docker.types
 import pytest
 
-from tests.client import Answer
-from tests.harness import TempEngine, links, until
+from tests.support.engine.client import Answer
+from tests.support.engine.harness import TempEngine, links, until
 
 
 def create(engine: TempEngine, name: str, status: int = 201, **fields: Any) -> Any:

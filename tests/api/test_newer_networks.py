@@ -10,7 +10,8 @@ from urllib.request import urlopen
 import pytest
 
 from tests.api.test_networks import create, disconnect, inspect, pools, run, sleeper
-from tests.harness import TempEngine, free_ports, until
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine, free_ports, until
 
 
 def newer(engine: TempEngine, method: str, target: str, body: Any = None, status: int = 200) -> Any:
@@ -185,7 +186,7 @@ def test_ports_of_a_container_without_ipv4(engine: TempEngine) -> None:
 
     def answer() -> str:
         try:
-            with urlopen(f"http://[{gateway}]:{port}/index.html", timeout=10) as reply:
+            with urlopen(f"http://[{gateway}]:{port}/index.html", timeout=10 * PATIENCE) as reply:
                 return str(reply.read().decode())
         except OSError:
             return ""

@@ -18,10 +18,10 @@ from urllib.parse import quote
 import docker.errors
 import pytest
 
-from tests import plugin_images
-from tests.archives import Image, Node, digest, directory, docker_archive, tar
-from tests.harness import Result, TempEngine, until
-from tests.registry import DOCKER_MANIFEST, Registry
+from tests.support.engine.harness import Result, TempEngine, until
+from tests.support.images.archives import Image, Node, digest, directory, docker_archive, tar
+from tests.support.images.registry import DOCKER_MANIFEST, Registry
+from tests.support.plugins import images as plugin_images
 
 pytestmark = pytest.mark.own
 

@@ -22,10 +22,21 @@ from urllib.parse import quote
 import pytest
 import zstandard
 
-from tests import registry, trees
-from tests.archives import Image, Node, busybox_layer, digest, directory, docker_archive, hard_link, symlink, tar
-from tests.harness import TempEngine, until
-from tests.registry import DOCKER_MANIFEST, OCI_INDEX, PASSWORD, USER, Registry
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images import registry, trees
+from tests.support.images.archives import (
+    Image,
+    Node,
+    busybox_layer,
+    digest,
+    directory,
+    docker_archive,
+    hard_link,
+    symlink,
+    tar,
+)
+from tests.support.images.registry import DOCKER_MANIFEST, OCI_INDEX, PASSWORD, USER, Registry
 
 pytestmark = pytest.mark.own
 
@@ -295,11 +306,11 @@ def test_closing_the_connection_cancels(clean: TempEngine) -> None:
             + b"Host: x\r\nContent-Length: 0\r\n\r\n"
         )
         for _ in range(2):
-            assert begun.acquire(timeout=30)
+            assert begun.acquire(timeout=30 * PATIENCE)
         assert b"200 OK" in connection.recv(65536)
         connection.close()
         for _ in range(2):
-            assert ended.acquire(timeout=30)
+            assert ended.acquire(timeout=30 * PATIENCE)
         listener.shutdown(socket.SHUT_RDWR)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests import client
-from tests.client import hijack, payload, read_to_end
-from tests.harness import TempEngine, until
+from tests.support.engine import client
+from tests.support.engine.client import hijack, payload, read_to_end
+from tests.support.engine.harness import TempEngine, until
 
 LINES = 150_000
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.cgroups import Group
-from tests.harness import TempEngine
+from tests.support.engine.cgroups import Group
+from tests.support.engine.harness import TempEngine
 
 pytestmark = pytest.mark.own
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.archives import Image, Node, busybox_layer, digest, directory, docker_archive, tar
-from tests.client import Answer
-from tests.harness import TempEngine, until
+from tests.support.engine.client import Answer
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images.archives import Image, Node, busybox_layer, digest, directory, docker_archive, tar
 
 pytestmark = pytest.mark.own
 

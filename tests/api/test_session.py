@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests import client, sessions
-from tests.harness import TempEngine, until
+from tests.support import PATIENCE
+from tests.support.builds import sessions
+from tests.support.engine import client
+from tests.support.engine.harness import TempEngine, until
 
 HEADERS = {"Connection": "Upgrade", "Upgrade": "h2c", "X-Docker-Expose-Session-Uuid": "one"}
 
@@ -55,5 +57,5 @@ def test_what_is_not_http2_ends_the_session_alone(engine: TempEngine) -> None:
 def test_the_end_of_the_daemon_ends_sessions() -> None:
     with TempEngine() as engine, sessions.session(engine.socket, {}) as (_, peer):
         engine.terminate()
-        assert peer.ended.wait(10 * client.PATIENCE)
+        assert peer.ended.wait(10 * PATIENCE)
         engine.start()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness import TempEngine
+from tests.support.engine.harness import TempEngine
 
 
 def _refusal(engine: TempEngine, version: str, container: str, verb: str) -> tuple[int, str]:

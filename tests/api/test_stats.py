@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests import client
-from tests.harness import TempEngine, until
+from tests.support.engine import client
+from tests.support.engine.harness import TempEngine, until
 
 BUSY = "i=0; while :; do i=$((i+1)); done"
 

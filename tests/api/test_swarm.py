@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import pytest
 
-from tests import client, strict
-from tests.clusters import NET, Cluster, Node
-from tests.harness import until
+from tests.support.engine import client, strict
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import NET, Cluster, Node
 
 ID = re.compile(r"[0-9a-z]{25}")
 TOKEN = re.compile(r"SWMTKN-1-[0-9a-z]{50}-[0-9a-z]{25}")

@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 import pytest
 
-from tests import strict
-from tests.clusters import Cluster, Node
-from tests.harness import until
+from tests.support.engine import strict
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import Cluster, Node
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import pytest
 
-from tests import client
-from tests.building import build, image
-from tests.harness import TempEngine, until
+from tests.support.builds.building import build, image
+from tests.support.engine import client
+from tests.support.engine.harness import TempEngine, until
 
 NEWEST = "1.55"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness import TempEngine, until
+from tests.support.engine.harness import TempEngine, until
 
 
 def top(engine: TempEngine, identifier: str, query: str = "") -> list[dict[str, str]]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests import cgroups
-from tests.cgroups import NONE, Group
-from tests.harness import TempEngine, until
+from tests.support.engine import cgroups
+from tests.support.engine.cgroups import NONE, Group
+from tests.support.engine.harness import TempEngine, until
 
 MB = 1 << 20
 

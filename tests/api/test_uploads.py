@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import TempEngine, busybox_archive, until
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine, busybox_archive, until
 
 
 def connect(engine: TempEngine, seconds: float = 30.0) -> socket.socket:
@@ -62,7 +63,7 @@ def test_a_load_is_answered_when_it_was_read_and_keeps_the_connection(engine: Te
         connection.settimeout(0.5)
         with pytest.raises(TimeoutError):
             connection.recv(1)
-        connection.settimeout(30)
+        connection.settimeout(30 * PATIENCE)
         connection.sendall(archive[1000:])
         found = answered(connection, b"0\r\n\r\n")
         assert found.startswith(b"HTTP/1.1 200 ") and b"Loaded image: busybox:latest" in found
@@ -78,7 +79,7 @@ def test_an_import_is_answered_when_it_was_read(engine: TempEngine) -> None:
         connection.settimeout(0.5)
         with pytest.raises(TimeoutError):
             connection.recv(1)
-        connection.settimeout(30)
+        connection.settimeout(30 * PATIENCE)
         connection.sendall(archive[100:])
         assert b'"status":"sha256:' in answered(connection, b"0\r\n\r\n")
 
@@ -140,7 +141,7 @@ def abort_many(engine: TempEngine, count: int, size: int) -> None:
     connections = [connect(engine) for _ in range(count)]
     body = memoryview(b'{"Image":"' + bytes(size).replace(b"\0", b"x"))
     left = {connection.fileno(): (connection, memoryview(start + body)) for connection in connections}
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 20 * PATIENCE
     while left and time.monotonic() < deadline:  # as much as the engine accepts
         progress = False
         for number, (connection, data) in list(left.items()):

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from engine.times import parse_rfc3339
-from tests.harness import TempEngine
+from tests.support.engine.harness import TempEngine
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ import docker
 import docker.errors
 import pytest
 
-from tests.archives import Image as ArchiveImage
-from tests.archives import Node, busybox_layer, directory, docker_archive, symlink, tar
-from tests.client import Answer
-from tests.harness import TempEngine, until
+from tests.support.engine.client import Answer
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images.archives import Image as ArchiveImage
+from tests.support.images.archives import Node, busybox_layer, directory, docker_archive, symlink, tar
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 import pytest
 
-from tests import client
-from tests.harness import TempEngine, until
+from tests.support.engine import client
+from tests.support.engine.harness import TempEngine, until
 
 
 class Wait:

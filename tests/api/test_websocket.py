@@ -15,8 +15,9 @@ from collections.abc import Iterator
 import pytest
 import websocket
 
-from tests import client
-from tests.harness import BREATH, TempEngine, until
+from tests.support import PATIENCE
+from tests.support.engine import client
+from tests.support.engine.harness import BREATH, TempEngine, until
 
 ALL = "stream=1&stdin=1&stdout=1&stderr=1"
 
@@ -71,7 +72,7 @@ def test_talk(engine: TempEngine) -> None:
         assert data(connection.recv()) == b"hello\n"
         connection.send_binary(b"\x00\xff\n")
         assert data(connection.recv()) == b"\x00\xff\n"
-        connection.close(timeout=10)
+        connection.close(timeout=10 * PATIENCE)
     assert engine.wait(identifier) == 0
 
 
@@ -147,7 +148,7 @@ def test_large_and_fragmented_messages(engine: TempEngine) -> None:
         frame = websocket.ABNF.create_frame(blob[2 << 20 :], websocket.ABNF.OPCODE_CONT, 1)
         connection.send_frame(frame)
         assert memory(engine) < 300 << 20
-        connection.close(timeout=10)
+        connection.close(timeout=10 * PATIENCE)
     assert engine.wait(identifier, 60) == 0
     assert engine.logs(identifier) == hashlib.md5(blob * 2).hexdigest().encode() + b"\n"
 

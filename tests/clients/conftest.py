@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.clients import programs
-from tests.harness import Result, TempEngine
+from tests.support.engine.harness import Result, TempEngine
 
 
 class Docker:
@@ -46,12 +46,12 @@ def bare(engine: TempEngine) -> Iterator[TempEngine]:
     _remove_volumes(engine)
 
 
-@pytest.fixture(params=programs.CLIS, ids=lambda program: program.name)
+@pytest.fixture(params=programs.PARAMETERS, ids=lambda program: program.name)
 def docker(request: pytest.FixtureRequest, bare: TempEngine) -> Docker:
     return Docker(request.param, bare)
 
 
-@pytest.fixture(params=programs.CLIS, ids=lambda program: program.name)
+@pytest.fixture(params=programs.PARAMETERS, ids=lambda program: program.name)
 def builder(request: pytest.FixtureRequest, clean: TempEngine) -> Docker:
     """The same. Images that the test adds are removed afterwards, with all their files."""
     return Docker(request.param, clean)

@@ -11,8 +11,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests import client
-from tests.harness import Result, TempEngine
+from tests.support import PATIENCE
+from tests.support.engine.harness import Result, TempEngine
+from tests.support.nightly import nightly
 
 UNPACKED = Path(__file__).resolve().parent.parent.parent / ".venv" / "clients"
 
@@ -56,7 +57,7 @@ class Program:
             stdin=subprocess.DEVNULL if input is None else None,
             capture_output=True,
             cwd=cwd,
-            timeout=timeout * client.PATIENCE,
+            timeout=timeout * PATIENCE,
             check=False,
         )
         result = Result(done.returncode, *(text.decode(errors="replace") for text in (done.stdout, done.stderr)))
@@ -70,7 +71,7 @@ class Program:
             env=self.environment(engine),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            timeout=timeout * client.PATIENCE,
+            timeout=timeout * PATIENCE,
             check=True,
         ).stdout
 
@@ -85,7 +86,8 @@ BOOKWORM = _unpacked("bookworm", "1.41")
 TRIXIE = _unpacked("trixie", "1.45")
 FORKY = _unpacked("forky", "1.51")
 HOST = Program("host", shutil.which("docker") or "docker", "1.50")
-CLIS = (BOOKWORM, TRIXIE, HOST, FORKY)
+PARAMETERS = [BOOKWORM, *nightly(TRIXIE, HOST), FORKY]
+"""The oldest and the newest for each change, all of them each night."""
 
 
 def node(engine: TempEngine, script: Path) -> tuple[str, str]:

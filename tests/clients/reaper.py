@@ -14,7 +14,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.archives import Image, Node, busybox_layer, directory, docker_archive, tar
+from tests.support.images.archives import Image, Node, busybox_layer, directory, docker_archive, tar
 
 NAME = "reaper/stand-in:1"
 

@@ -11,9 +11,11 @@ from typing import Any
 import aiodocker
 import pytest
 
-from tests.building import context
-from tests.client import PATIENCE
-from tests.harness import TempEngine
+from tests.support import PATIENCE
+from tests.support.builds.building import context
+from tests.support.engine.harness import TempEngine
+
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.parametrize("version", ["auto", "v1.44", "v1.30"])

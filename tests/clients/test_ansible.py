@@ -11,9 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.client import PATIENCE
+import pytest
+
 from tests.clients.programs import UNPACKED
-from tests.harness import TempEngine, free_ports, until
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine, free_ports, until
+
+pytestmark = pytest.mark.nightly
 
 HEAD = """
 - hosts: localhost

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.client import PATIENCE
 from tests.clients import programs
-from tests.harness import TempEngine, free_ports, until
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine, free_ports, until
+from tests.support.nightly import nightly
 
 FILE = """
 name: shop
@@ -119,7 +120,7 @@ class Shop:
         return found
 
 
-@pytest.fixture(params=[programs.TRIXIE, programs.FORKY], ids=["2.26", "2.40"])
+@pytest.fixture(params=[*nightly(programs.TRIXIE), programs.FORKY], ids=["2.26", "2.40"])
 def shop(request: pytest.FixtureRequest, bare: TempEngine, tmp_path: Path) -> Iterator[Shop]:
     yield Shop(bare, tmp_path, request.param)
 

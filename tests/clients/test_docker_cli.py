@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import Docker
-from tests.harness import TempEngine, free_ports, until
-from tests.registry import PASSWORD, USER, Registry
+from tests.support.engine.harness import TempEngine, free_ports, until
+from tests.support.images.registry import PASSWORD, USER, Registry
 
 QUIET = ("--network", "none")
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.client import PATIENCE
 from tests.clients import programs
-from tests.harness import TempEngine
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine
+
+pytestmark = pytest.mark.nightly
 
 SCRIPT = Path(__file__).parent / "scripts" / "with_dockerode.mjs"
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests import cgroups
-from tests.cgroups import NONE, Group
 from tests.clients.conftest import Docker
+from tests.support.engine import cgroups
+from tests.support.engine.cgroups import NONE, Group
 
 QUIET = ("--network", "none")
 

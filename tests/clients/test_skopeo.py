@@ -6,9 +6,9 @@ import json
 import subprocess
 from pathlib import Path
 
-from tests.archives import Image, busybox_layer, docker_archive
-from tests.client import PATIENCE
-from tests.harness import TempEngine
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine
+from tests.support.images.archives import Image, busybox_layer, docker_archive
 
 
 def skopeo(*arguments: str) -> str:

@@ -1,4 +1,5 @@
-"""Every list and inspect answer, at every version, parses in Go clients (tests/strict.py).
+"""Every list and inspect answer, at every version, parses in Go clients
+(tests/support/engine/strict.py).
 
 One engine has containers, networks, volumes and images with as many kinds of values as answers can
 have: states, addresses, ports, health, mounts, times.
@@ -15,9 +16,9 @@ from urllib.parse import quote
 
 import pytest
 
-from tests import client, strict
-from tests.archives import Image, busybox_layer, digest, docker_archive
-from tests.harness import TempEngine, free_ports, until
+from tests.support.engine import client, strict
+from tests.support.engine.harness import TempEngine, free_ports, until
+from tests.support.images.archives import Image, busybox_layer, digest, docker_archive
 
 VERSIONS = [f"1.{minor}" for minor in range(18, 56)]
 CONFIG = {

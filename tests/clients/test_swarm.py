@@ -15,8 +15,8 @@ import pytest
 
 from tests.clients import programs
 from tests.clients.conftest import Docker
-from tests.clusters import NET, Cluster, Node
-from tests.harness import until
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import NET, Cluster, Node
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def node() -> Iterator[Node]:
         yield cluster[0]
 
 
-@pytest.fixture(params=programs.CLIS, ids=lambda program: program.name)
+@pytest.fixture(params=programs.PARAMETERS, ids=lambda program: program.name)
 def docker(request: pytest.FixtureRequest, node: Node) -> Iterator[Docker]:
     """One docker CLI on an engine that it has made a swarm of."""
     cli = Docker(request.param, node)

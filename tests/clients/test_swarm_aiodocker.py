@@ -7,9 +7,11 @@ import asyncio
 import aiodocker
 import pytest
 
-from tests.client import PATIENCE
-from tests.clusters import Cluster, Node
-from tests.harness import until
+from tests.support import PATIENCE
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import Cluster, Node
+
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.parametrize("version", ["auto", "v1.30"])

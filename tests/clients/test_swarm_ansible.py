@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.clients.test_ansible import changed, played
-from tests.clusters import Cluster, Node
+from tests.support.swarm.clusters import Cluster, Node
+
+pytestmark = pytest.mark.nightly
 
 PLAYBOOK = """
     - name: swarm

@@ -20,9 +20,10 @@ from docker.types import (
     UpdateConfig,
 )
 
-from tests.client import PATIENCE
-from tests.clusters import NET, Cluster, Node
-from tests.harness import until
+from tests.support import PATIENCE
+from tests.support.engine.harness import until
+from tests.support.nightly import nightly
+from tests.support.swarm.clusters import NET, Cluster, Node
 
 MINORS = (24, 25, 26, 28, 29, 30, 32, 37, 40, 41, 44, 52, 55)
 
@@ -51,7 +52,7 @@ def running(service: Any, count: int) -> list[Any]:
     return until(f"{count} tasks run", found, 60)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("minor", MINORS)
+@pytest.mark.parametrize("minor", [MINORS[0], *nightly(*MINORS[1:-1]), MINORS[-1]])
 def test_each_version(node: Node, minor: int) -> None:
     with connected(node, minor) as client:
         with pytest.raises(docker.errors.APIError, match="not a swarm manager") as outside:

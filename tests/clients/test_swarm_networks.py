@@ -16,13 +16,14 @@ import pytest
 from docker.errors import APIError, NotFound
 from docker.types import EndpointSpec, NetworkAttachmentConfig
 
-from tests import packets
-from tests.client import PATIENCE
 from tests.clients import programs
 from tests.clients.conftest import Docker
-from tests.clusters import Cluster, Node
-from tests.harness import until
-from tests.swarm_networks import answered_by, host_names, tidy
+from tests.support import PATIENCE
+from tests.support.engine import packets
+from tests.support.engine.harness import until
+from tests.support.nightly import nightly
+from tests.support.swarm.clusters import Cluster, Node
+from tests.support.swarm.networks import answered_by, host_names, tidy
 
 SERVER = "mkdir /w; hostname > /w/index.html; exec httpd -f -p 80 -h /w"
 PORT = 8080
@@ -229,7 +230,7 @@ def test_compose_on_an_attachable_network(cluster: Cluster, node: Node, tmp_path
     until("its alias is gone", lambda: not packets.addresses(at, "helper"))
 
 
-@pytest.mark.parametrize("minor", (24, 25, 29, 32, 40, 44, 52))
+@pytest.mark.parametrize("minor", [24, *nightly(25, 29, 32, 40, 44), 52])
 def test_docker_py(cluster: Cluster, node: Node, minor: int) -> None:
     client = docker_py.DockerClient(base_url=f"unix://{node.socket}", version=f"1.{minor}", timeout=int(60 * PATIENCE))
     try:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tests.archives import Image, busybox_layer
 from tests.clients import programs
-from tests.clusters import NET, Cluster, Node, run
-from tests.harness import until
-from tests.registry import PASSWORD, USER, Registry
+from tests.support.engine.harness import until
+from tests.support.images.archives import Image, busybox_layer
+from tests.support.images.registry import PASSWORD, USER, Registry
+from tests.support.swarm.clusters import NET, Cluster, Node, run
 
 HOST = f"{NET}.254"
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.client import PATIENCE
 from tests.clients import programs, reaper
-from tests.harness import TempEngine, until
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine, until
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -30,8 +30,9 @@ from engine.manager.kv import (
 )
 from engine.manager.records import CLAIMS, TASKS, Claim, Task
 from engine.manager.store import Compare, Put, Stale, Store
-from tests.fakes.etcd import FakeEtcd
-from tests.members import Swarm
+from tests.support import PATIENCE
+from tests.support.fakes.etcd import FakeEtcd
+from tests.support.swarm.members import Swarm
 
 Run = Callable[[Callable[[Etcd], Awaitable[None]]], None]
 
@@ -56,7 +57,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 async def changes(watch: AsyncIterator[Batch], count: int) -> list[Item | Gone]:
     """The next `count` changes of a watch."""
     found: list[Item | Gone] = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * PATIENCE):
         while len(found) < count:
             found += (await anext(watch)).puts_and_deletes
     return found
@@ -268,7 +269,7 @@ def test_a_closed_client() -> None:
             watching = asyncio.ensure_future(anext(watch))
             os.kill(member.pid, signal.SIGSTOP)
             await asyncio.sleep(0.2)
-            asking = asyncio.ensure_future(etcd.range("/a", timeout=10))
+            asking = asyncio.ensure_future(etcd.range("/a", timeout=10 * PATIENCE))
             await asyncio.sleep(0.2)
             await etcd.close()
             later = (
@@ -278,7 +279,7 @@ def test_a_closed_client() -> None:
             )
             for waiting in (watching, asking, *later):
                 with pytest.raises(InDoubt):
-                    async with asyncio.timeout(5):
+                    async with asyncio.timeout(5 * PATIENCE):
                         await waiting
         finally:
             os.kill(member.pid, signal.SIGCONT)

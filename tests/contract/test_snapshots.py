@@ -23,7 +23,8 @@ from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
 from engine.storage.snapshots import Layer, Snapshots, Usage
 from engine.system import detached_mounts, mounts
-from tests.fakes.snapshots import Disk, FakeSnapshots
+from tests.support import PATIENCE
+from tests.support.fakes.snapshots import Disk, FakeSnapshots
 
 Work = Callable[[Snapshots], Awaitable[None]]
 Run = Callable[[Work], None]
@@ -339,7 +340,7 @@ def test_directories_that_could_not_be_made_leave_nothing(
     def slow(path: Path, model: Path | None = None) -> None:
         make(path, model)
         going.set()
-        go_on.wait(10)
+        go_on.wait(10 * PATIENCE)
         if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 

@@ -46,9 +46,9 @@ from engine.monitor.journal import Journal
 from engine.networks import dns
 from engine.wire.containers import Config
 from engine.wire.nodes import NodeDescription
-from tests import archives
-from tests.archives import Node, directory, hard_link, symlink
 from tests.fuzz.mutate import mutated, mutated_tar, pieces
+from tests.support.images import archives
+from tests.support.images.archives import Node, directory, hard_link, symlink
 from tests.unit.http.harness import feed
 
 Noise = random.Random

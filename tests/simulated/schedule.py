@@ -11,7 +11,7 @@ from engine.manager.records import NodeData, NodeRecord
 from engine.manager.scheduler import SLICE
 from engine.manager.states import NodeState
 from engine.wire.nodes import NodeDescription
-from tests.fakes.swarm import spec
+from tests.support.fakes.swarm import spec
 
 DOCUMENT = {
     "Hostname": "simulated",

@@ -19,8 +19,7 @@ from engine.manager.frames import Connection
 from engine.manager.messages import Begin, Call, Message
 from engine.manager.process import SOCKET
 from tests.simulated import manager
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.support import ROOT
 
 
 class Simulation:
@@ -41,7 +40,7 @@ class Simulation:
             (self.directory / directory).mkdir(mode=0o700)
         log = open(self.directory / "manager.log", "w")  # noqa: ASYNC230, SIM115
         program = [sys.executable, "-m", "tests.simulated.manager", str(self.directory / "root"), str(self.run)]
-        self._processes.append(subprocess.Popen(program, stderr=log, stdout=log, text=True, cwd=REPOSITORY))  # noqa: ASYNC220
+        self._processes.append(subprocess.Popen(program, stderr=log, stdout=log, text=True, cwd=ROOT))  # noqa: ASYNC220
         path = self.run / SOCKET
         for _ in range(5000):
             if path.exists():
@@ -64,7 +63,7 @@ class Simulation:
         assert await reader.readline() == b"done\n"
         writer.close()
         program = [sys.executable, "-m", "tests.simulated.agents", str(self.run), str(count), str(turns)]
-        process = await asyncio.create_subprocess_exec(*program, stdout=subprocess.PIPE, cwd=REPOSITORY)
+        process = await asyncio.create_subprocess_exec(*program, stdout=subprocess.PIPE, cwd=ROOT)
         self._agents = process
         self._reading.append(asyncio.ensure_future(self._read(process)))
         await self.until("sessions", count, 120 + count / 100)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.client import PATIENCE
 from tests.simulated.simulation import simulation
 
 AGENTS = 200
@@ -20,9 +19,8 @@ def test_tasks_of_many_agents() -> None:
             await world.until("running", 1500, 180)
             await world.until_stored(service, 1500, 180)
             tasks = await world.call("tasks.list", filters={"service": [service]})
-            views, _, most, _ = world.last["views"]
+            views, *_ = world.last["views"]
             assert views > 10 * AGENTS
-            assert most < 1.0 * PATIENCE
             nodes = [task["NodeID"] for task in tasks]
             counts = {nodes.count(node) for node in set(nodes)}
             assert len(tasks) == 1500

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import TempEngine
+from tests.support.engine.harness import TempEngine
 
 ENABLED = Path("/sys/module/apparmor/parameters/enabled")
 HERE = ENABLED.exists() and ENABLED.read_text().startswith("Y")

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness import TempEngine, alive, until
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine, alive, until
 
 REMOVED = {"Volumes": {"/v": {}}, "host": {"AutoRemove": True}}
 
@@ -125,7 +126,7 @@ def test_a_start_that_is_cut(tmp_path: Path, both: bool) -> None:
         if both:
             os.kill(engine.monitor_pid(), signal.SIGKILL)
         engine.kill9()
-        assert client.wait(30) != 0
+        assert client.wait(30 * PATIENCE) != 0
         engine.start()
         until("it is gone", lambda: _gone(engine, identifier, volume))
         assert engine.inspect(waits)["State"]["Status"] == "created"

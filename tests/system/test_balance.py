@@ -13,7 +13,6 @@ import select
 import socket
 import subprocess
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,8 @@ from engine.networks import balance
 from engine.networks.balance import Balance
 from engine.system import namespaces, netfilter
 from engine.system.netlink.nft import Element, NftSocket
+from tests.support import PATIENCE
+from tests.support.engine import packets
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -86,7 +87,7 @@ class Net:
 
     def socket(self, host: int, kind: socket.SocketKind) -> socket.socket:
         made = self.inside(self.hosts[host], lambda: socket.socket(socket.AF_INET, kind))
-        made.settimeout(3)
+        made.settimeout(3 * PATIENCE)
         self._undo.callback(made.close)
         return made
 
@@ -199,7 +200,7 @@ def test_ping(net: Net, balanced: Balance) -> None:
     request = b"\x08\x00" + (0xFFFF - 0x0800 - 0x1234 - 1).to_bytes(2, "big") + b"\x12\x34\x00\x01"
     icmp = net.inside(net.hosts[0], lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP))
     with icmp:
-        icmp.settimeout(3)
+        icmp.settimeout(3 * PATIENCE)
         icmp.sendto(request, (str(SERVICE), 0))
         answer, (answering, _) = icmp.recvfrom(100)
         assert answering == str(SERVICE)
@@ -208,7 +209,6 @@ def test_ping(net: Net, balanced: Balance) -> None:
 
 def test_a_service_without_backends_refuses_at_once(net: Net, balanced: Balance) -> None:
     balanced.set({SERVICE: ()})
-    began = time.monotonic()
     with pytest.raises(ConnectionRefusedError):
         net.connect(0, SERVICE)
     with net.socket(0, socket.SOCK_DGRAM) as udp:
@@ -218,7 +218,6 @@ def test_a_service_without_backends_refuses_at_once(net: Net, balanced: Balance)
             udp.recv(100)
         balanced.set({SERVICE: net.addresses[1:2]})
         assert said(udp).startswith("1 ")
-    assert time.monotonic() - began < 1
 
 
 def test_a_withdrawn_backend_finishes_its_connections(net: Net, balanced: Balance) -> None:
@@ -254,27 +253,26 @@ def test_no_connection_fails_while_backends_come_and_go(net: Net, balanced: Bala
         nonlocal done
         while not stop.is_set():
             try:
-                began = time.monotonic()
                 net.ask(0, SERVICE)
                 done += 1
-                if time.monotonic() - began > 0.9:
-                    failures.append("a packet was lost")
             except OSError as error:
                 failures.append(str(error))
 
+    place = f"/proc/self/fd/{net.hosts[0]}"
+    before = packets.repeated_syns(place)
     threads = [threading.Thread(target=client) for _ in range(4)]
     for each in threads:
         each.start()
     more = [IPv4Address(f"10.5.0.{10 + at % 3 + 1}") for at in range(3)]
-    turn, until = 0, time.monotonic() + 20
-    while turn < 300 or (done < 200 and time.monotonic() < until):
+    turn = 0
+    while turn < 300 or (done < 200 and not failures):
         turn += 1
         balanced.set({SERVICE: more[: 1 + turn % 3], OTHER: more[turn % 3 :]})
     stop.set()
     for each in threads:
         each.join()
     assert not failures
-    assert done >= 200
+    assert packets.repeated_syns(place) == before, "a packet was lost"
 
 
 def test_the_next_daemon_goes_on(net: Net, balanced: Balance) -> None:
@@ -332,7 +330,7 @@ def test_a_connection_that_a_lost_node_never_answers_moves(net: Net, balanced: B
         assert withdrawn == {LOST}
         balanced.forget_unanswered([*withdrawn, *net.addresses])
         assert select.select([], [tcp], [], 8)[1]
-        tcp.settimeout(3)
+        tcp.settimeout(3 * PATIENCE)
         assert said(tcp).startswith("1 ")
         balanced.set({SERVICE: net.addresses[2:3]})
         balanced.forget_unanswered(net.addresses)  # it has answered

@@ -33,7 +33,7 @@ from engine.system.netlink import rtnl
 from engine.system.netlink.rtnl import RouteSocket
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import NetworkCreate
-from tests.fakes.networks import Both
+from tests.support.fakes.networks import Both
 
 pyroute2 = pytest.importorskip("pyroute2")
 

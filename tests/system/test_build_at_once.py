@@ -14,9 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.archives import Node
-from tests.builds import Building, Built, build, cached
-from tests.harness import TempEngine, until
+from tests.support.builds.table import Building, Built, build, cached
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images.archives import Node
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.archives import Node, busybox, directory, docker_archive, symlink, tar
-from tests.builds import TAR, Built, build, cached
-from tests.harness import TempEngine
+from tests.support.builds.table import TAR, Built, build, cached
+from tests.support.engine.harness import TempEngine
+from tests.support.images.archives import Node, busybox, directory, docker_archive, symlink, tar
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests import client
-from tests.archives import Node, tar
-from tests.builds import Building, build, head
-from tests.harness import TempEngine, until
+from tests.support import PATIENCE
+from tests.support.builds.table import Building, build, head
+from tests.support.engine import client
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images.archives import Node, tar
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -167,7 +168,7 @@ def stalling() -> Iterator[tuple[int, threading.Event]]:
 def test_while_another_server_stalls(engine: TempEngine, text: str) -> None:
     with stalling() as (port, asked):
         building = Building(engine.socket, dockerfile(text.format(port)))
-        assert asked.wait(30 * client.PATIENCE), "the server was not asked"
+        assert asked.wait(30 * PATIENCE), "the server was not asked"
         building.close()
         until("no helper process is left", lambda: not running(engine, f"127.0.0.1:{port}".encode()))
 
@@ -175,7 +176,7 @@ def test_while_another_server_stalls(engine: TempEngine, text: str) -> None:
 def test_while_a_remote_context_stalls(engine: TempEngine) -> None:
     with stalling() as (port, asked):
         building = Building(engine.socket, b"", {"remote": f"http://127.0.0.1:{port}/context.tar"})
-        assert asked.wait(30 * client.PATIENCE), "the server was not asked"
+        assert asked.wait(30 * PATIENCE), "the server was not asked"
         building.close()
 
 

@@ -9,10 +9,10 @@ import os
 import pytest
 
 from bench.engines import Dockerd, Podman
-from tests import client
-from tests.archives import Node
-from tests.builds import TAR, build, files
-from tests.harness import TempEngine
+from tests.support.builds.table import TAR, build, files
+from tests.support.engine import client
+from tests.support.engine.harness import TempEngine
+from tests.support.images.archives import Node
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

@@ -17,9 +17,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.archives import Node, directory, hard_link, symlink, tar
-from tests.builds import TAR, Built, build, read
-from tests.harness import TempEngine, until
+from tests.support.builds.table import TAR, Built, build, read
+from tests.support.engine.harness import TempEngine, below, contents, until
+from tests.support.images.archives import Node, directory, hard_link, symlink, tar
 from tests.system.test_full_disk import small_disk
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -253,14 +253,8 @@ def peak(engine: TempEngine) -> int:
 def found_in(place: Path, secret: bytes) -> list[str]:
     """Files below a directory that have the secret, or its base64, in content or name."""
     words = (secret, base64.b64encode(secret)[:-3], base64.urlsafe_b64encode(secret)[:-3])
-    found = []
-    for path in place.rglob("*"):
-        if any(word in os.fsencode(path.name) for word in words):
-            found.append(str(path))
-        elif path.is_file() and not path.is_symlink():
-            data = path.read_bytes()
-            found += [str(path)] * any(word in data for word in words)
-    return found
+    named = [str(path) for path in below(place) if any(word in os.fsencode(path.name) for word in words)]
+    return named + [str(path) for path, data in contents(place) if any(word in data for word in words)]
 
 
 def everything_said(engine: TempEngine) -> bytes:

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.archives import Node, tar
-from tests.builds import Building, build, cached
-from tests.harness import TempEngine, until
+from tests.support.builds.table import Building, build, cached
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images.archives import Node, tar
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -199,6 +199,7 @@ def test_the_monitor_at_a_step(engine: TempEngine, result: bytes, step: int) -> 
     right(engine, result)
 
 
+@pytest.mark.nightly
 def test_the_daemon_at_random_instants(engine: TempEngine, result: bytes) -> None:
     """Spread over the duration of an undisturbed build. Every second one has nothing cached."""
     seed = random.randrange(1 << 30)

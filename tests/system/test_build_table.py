@@ -1,4 +1,6 @@
-"""Every case of the table of Dockerfiles (tests/data/build, tests/builds.py), over the API."""
+"""Every case of the table of Dockerfiles (tests/data/build, tests/support/builds/table.py), over
+the API.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.builds import Case, Runner, table
-from tests.harness import TempEngine, until
+from tests.support.builds.table import Case, Runner, table
+from tests.support.engine.harness import TempEngine, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

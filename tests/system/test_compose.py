@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import TempEngine, free_ports, until
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine, free_ports, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -126,7 +127,7 @@ def fetched(port: int | str) -> str:
 
     def asked() -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5 * PATIENCE) as answer:
                 found.append(answer.read().decode().strip())
         except OSError:
             return False
@@ -136,6 +137,7 @@ def fetched(port: int | str) -> str:
     return found[0]
 
 
+@pytest.mark.nightly
 def test_a_shop(own_engine: TempEngine, tmp_path: Path) -> None:
     ports = dict(zip(("everywhere", "loopback"), free_ports(2), strict=True))
     shop = Project(own_engine, tmp_path / "shop", SHOP.format(subnet="10.219.77", **ports))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from engine._fast.copy import copy_tree
-from tests.trees import snapshot
+from tests.support.images.trees import snapshot
 
 
 def copied(source: Path, target: Path) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.harness import TempEngine
+from tests.support.engine.harness import TempEngine
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

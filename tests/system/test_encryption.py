@@ -23,6 +23,7 @@ from engine.networks.filter import Filter
 from engine.networks.network import Overlay
 from engine.system import namespaces, netfilter
 from engine.system.netlink.nft import Generations
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -67,7 +68,7 @@ class Hosts:
             os.close(each)
 
     def _on(self, host: int, act: Callable[..., T], *arguments: object) -> T:
-        return self._threads[host].submit(act, *arguments).result(30)
+        return self._threads[host].submit(act, *arguments).result(30 * PATIENCE)
 
     def run(self, act: Callable[..., T], *arguments: object) -> T:
         """On the host of the engine."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.harness import TempEngine
+from tests.support.engine.harness import TempEngine
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

@@ -19,7 +19,7 @@ from engine.system.netlink import rtnl
 from engine.system.netlink.codec import NetlinkError
 from engine.system.netlink.nft import Element, Generations, NftSocket
 from engine.system.netlink.rtnl import RouteSocket
-from tests.harness import until
+from tests.support.engine.harness import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

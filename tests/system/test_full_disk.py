@@ -17,7 +17,7 @@ import pytest
 
 from engine.errors import ServerError
 from engine.storage.records import Records
-from tests.harness import TempEngine, until
+from tests.support.engine.harness import TempEngine, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

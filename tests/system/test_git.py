@@ -25,7 +25,7 @@ import pytest
 from engine.build.git import Checkout, Limits, agent_of, checkout, source_of_add, source_of_context
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.system import sealed
-from tests.repositories import Repository, daemon, dumb, git, silent, smart
+from tests.support.builds.repositories import Repository, daemon, dumb, git, silent, smart
 
 SERVERS: dict[str, Callable[[Path], contextlib.AbstractContextManager[str]]] = {
     "daemon": daemon,

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
-from tests import building
-from tests.archives import Image, Node, docker_archive, tar
-from tests.harness import TempEngine, until
-from tests.registry import Registry
+from tests.support.builds import building
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images.archives import Image, Node, docker_archive, tar
+from tests.support.images.registry import Registry
 from tests.system.test_images_killed import whole
 
 SECONDS = 6

@@ -23,9 +23,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.archives import Image, Node, docker_archive, tar
-from tests.harness import TempEngine
-from tests.registry import Registry
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine
+from tests.support.images.archives import Image, Node, docker_archive, tar
+from tests.support.images.registry import Registry
+from tests.support.nightly import nightly
 
 ROUNDS = 6
 """Number of kills of each verb."""
@@ -75,7 +77,7 @@ def ignoring_the_kill(work: Callable[[], object]) -> None:
         work()
 
 
-@pytest.mark.parametrize("verb", ["pull", "load", "delete"])
+@pytest.mark.parametrize("verb", ["pull", *nightly("load", "delete")])
 def test_killed_at_random_instants(registry: Registry, verb: str) -> None:
     seed = random.randrange(1 << 30)
     chance = random.Random(seed)
@@ -167,7 +169,7 @@ def test_killed_while_a_registry_stalls(registry: Registry) -> None:
         thread = threading.Thread(target=ignoring_the_kill, args=(lambda: engine.request("POST", target),))
         thread.start()
         for _ in layers:
-            assert stalled.acquire(timeout=30)
+            assert stalled.acquire(timeout=30 * PATIENCE)
         engine.restart()
         thread.join()
         assert whole(engine) == set() and os.listdir(engine.root / "layers") == ["init"]

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.archives import Image, Node, docker_archive, tar
+from tests.support.images.archives import Image, Node, docker_archive, tar
 from tests.unit.images.test_store import LOW, Stage
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -37,7 +37,7 @@ from engine.storage.records import Records
 from engine.system import files
 from tests.system.test_layers import COMING, KEPT
 from tests.unit.images.test_store import Stage
-from tests.archives import docker_archive
+from tests.support.images.archives import docker_archive
 
 left = int(sys.argv[2])
 

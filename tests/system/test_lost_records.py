@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.harness import TempEngine, alive, links
+from tests.support.engine.harness import TempEngine, alive, links
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests import plugin_images
-from tests.harness import TempEngine, links, until
-from tests.network_plugins import ip
-from tests.plugin_images import Installed
-from tests.registry import Registry
-from tests.targets.log_plugin import LogPlugin
+from tests.support.engine.harness import TempEngine, links, until
+from tests.support.images.registry import Registry
+from tests.support.logs.targets.log_plugin import LogPlugin
+from tests.support.plugins import images as plugin_images
+from tests.support.plugins.images import Installed
+from tests.support.plugins.networks import ip
 
 pytestmark = pytest.mark.own
 
@@ -112,7 +112,13 @@ def test_a_network_plugin_that_died_in_a_call_is_asked_to_undo_it(engine: TempEn
 
 
 def test_logs(engine: TempEngine, install: Install) -> None:
-    program = ["/bin/python", "-m", "tests.targets.log_plugin", "/run/docker/plugins/plugin.sock", "/control"]
+    program = [
+        "/bin/python",
+        "-m",
+        "tests.support.logs.targets.log_plugin",
+        "/run/docker/plugins/plugin.sock",
+        "/control",
+    ]
     plugin = install("LogPlugin", "docker.logdriver/1.0", Entrypoint=program)
     target = LogPlugin(plugin.control, plugin.control / "none")
     host = {"LogConfig": {"Type": plugin.name.removesuffix(":latest"), "Config": {}}}

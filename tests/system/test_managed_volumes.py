@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from tests import plugin_images
-from tests.harness import TempEngine, until
-from tests.plugin_images import Installed
-from tests.registry import Registry
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images.registry import Registry
+from tests.support.plugins import images as plugin_images
+from tests.support.plugins.images import Installed
 
 pytestmark = pytest.mark.own
 

@@ -26,7 +26,8 @@ from engine.manager.records import CLAIMS, Claim
 from engine.manager.space import Space
 from engine.manager.states import Role
 from engine.manager.store import Compare, Delete, Put, Store
-from tests.members import Swarm, joined
+from tests.support import PATIENCE
+from tests.support.swarm.members import Swarm, joined
 
 Work = Callable[[Swarm], Awaitable[None]]
 
@@ -171,7 +172,7 @@ def test_quorum_lost_and_back() -> None:
         await store.load()
         for member in members[1:]:
             await member.stop()
-        reason = await store.current(timeout=2)
+        reason = await store.current(timeout=2 * PATIENCE)
         assert "lost its quorum" in reason
         writing = asyncio.create_task(store.commit([Put(CLAIMS, "late", Claim("1"))]))
         await asyncio.sleep(3)
@@ -193,7 +194,7 @@ def test_a_member_with_data_starts_without_its_peers() -> None:
         for member in members:
             await member.stop()
         first = swarm.member("n1")
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(15 * PATIENCE):
             await first.start()
         second = swarm.member("n2")
         await second.start()
@@ -286,7 +287,7 @@ def test_a_worker_is_no_peer() -> None:
             added = await first.etcd.add_learner(other.peer_url)
             cluster = f"n1={first.peer_url},{node}={other.peer_url}"
             with pytest.raises(ServerError, match="etcd does not start"):
-                async with asyncio.timeout(25):
+                async with asyncio.timeout(25 * PATIENCE):
                     await other.start(initial_cluster=cluster)
             assert other.pid == 0
             await first.etcd.remove_member(added.id)
@@ -306,7 +307,7 @@ def test_a_full_database_recovers() -> None:
         etcd = members[0].etcd
         with pytest.raises(NoSpace):
             for _ in range(60):
-                await etcd.commit([], [PutKey("/x/big", os.urandom(1 << 20))], timeout=10)
+                await etcd.commit([], [PutKey("/x/big", os.urandom(1 << 20))], timeout=10 * PATIENCE)
         alarms = await etcd.alarms()
         assert alarms and {alarm.kind for alarm in alarms} == {"nospace"}
         rooms = [Space(member.etcd, SystemClock(), quota=member.quota) for member in members]
@@ -339,18 +340,23 @@ def test_records_are_removed_from_a_full_database(monkeypatch: pytest.MonkeyPatc
         await member.start()
         before, room = await loaded(member), Space(member.etcd, SystemClock(), quota=member.quota)
         count = 0
-        with pytest.raises(ServerError, match="database space exceeded"):
-            for count in range(1000):
-                await before.commit([Put(CLAIMS, f"key{count}", big)])
-        assert await room.look()
-        assert await room.look(), "it is still full"
+        for _ in range(20):  # an alarm that comes early is gone when there is room
+            with pytest.raises(ServerError, match="database space exceeded"):
+                while count < 1000:
+                    await before.commit([Put(CLAIMS, f"key{count}", big)])
+                    count += 1
+            assert await room.look()
+            if await room.look():
+                break
+        else:
+            raise AssertionError("it is never full")
         after = await loaded(member)
         # etcd looks at the size now and then only, so the database has become two or three times as
         # big as the quota.
         kept = count // 8
         for number in range(kept, count):
             store = before if number % 2 else after
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(5 * PATIENCE):
                 await store.commit([Delete(CLAIMS, f"key{number}")])
         with pytest.raises(ServerError, match="database space exceeded"):
             await after.commit([Put(CLAIMS, "another", big)])
@@ -420,7 +426,7 @@ def test_the_child_dies_with_its_manager(tmp_path: Path) -> None:
     first.kill()
     first.wait()
     first.stdout.close()
-    ends = time.monotonic() + 5
+    ends = time.monotonic() + 5 * PATIENCE
     while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
         assert time.monotonic() < ends, "etcd outlives its manager"
         time.sleep(0.01)
@@ -429,7 +435,7 @@ def test_the_child_dies_with_its_manager(tmp_path: Path) -> None:
 _PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from tests.members import Swarm
+from tests.support.swarm.members import Swarm
 
 async def main():
     swarm = Swarm(directory=Path(sys.argv[1]))

@@ -40,9 +40,10 @@ from engine.monitor import messages
 from engine.monitor.client import Monitor
 from engine.monitor.handles import Client, Exit, LaunchFailed
 from engine.monitor.launch import Program
-from tests import cgroups, client
+from tests.support import PATIENCE
+from tests.support.engine import cgroups
 
-LIMIT = 60.0 * client.PATIENCE
+LIMIT = 60.0 * PATIENCE
 CGROUP = f"/engined-monitor-{os.getpid()}"
 """Cgroup of this run only, so that leftovers of other runs cause no failures."""
 MIB = 1 << 20
@@ -1254,7 +1255,7 @@ def test_a_monitor_ends_the_launches_of_a_dead_one(bench: Bench) -> None:
     )
     try:
         process = start_monitor(bench)
-        assert left.wait(10) == -signal.SIGKILL
+        assert left.wait(10 * PATIENCE) == -signal.SIGKILL
         assert other.poll() is None
     finally:
         for each in (left, other):
@@ -1303,4 +1304,4 @@ def test_a_monitor_that_nothing_can_find_ends(bench: Bench, monkeypatch: pytest.
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)
         shutil.rmtree(bench.run)
-        assert process.wait(10) == 0
+        assert process.wait(10 * PATIENCE) == 0

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.archives import Image, Node, busybox_layer, directory, docker_archive, symlink, tar
-from tests.client import Answer
-from tests.harness import BREATH, TempEngine, until
+from tests.support.engine.client import Answer
+from tests.support.engine.harness import BREATH, TempEngine, until
+from tests.support.images.archives import Image, Node, busybox_layer, directory, docker_archive, symlink, tar
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from engine.system.netlink.codec import NetlinkError
 from engine.system.netlink.rtnl import RouteSocket
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import NetworkCreate
-from tests.harness import BREATH, TempEngine, links, until
+from tests.support.engine.harness import BREATH, TempEngine, links, until
 from tests.system.test_bridge import Body, Process, Sandbox, inside, isolated, network, reaches
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -30,6 +30,7 @@ from engine.system.netlink import rtnl
 from engine.system.netlink.rtnl import RouteSocket
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import IPAM, IPAMConfig
+from tests.support import PATIENCE
 from tests.system.test_bridge import Engine, isolated, network
 from tests.system.test_resolver import ask
 
@@ -128,7 +129,7 @@ def _serve(namespace: int, name: str) -> list[socket.socket]:
 
 def _connected(namespace: int, address: IPv4Address) -> socket.socket:
     made = _inside(namespace, lambda: socket.create_connection((str(address), 80), 3))
-    made.settimeout(3)
+    made.settimeout(3 * PATIENCE)
     return made
 
 
@@ -204,7 +205,7 @@ async def _names_and_services(directory: Path) -> None:
 
         assert await asyncio.to_thread(said) == b"web"
         await overlays.set_services(ID, {SERVICE: [OTHER]}, ())
-        end = time.monotonic() + 20
+        end = time.monotonic() + 20 * PATIENCE
         while await asyncio.to_thread(said) != b"other":
             assert time.monotonic() < end
             await asyncio.sleep(0.02)

@@ -21,9 +21,9 @@ import pytest
 
 from engine.networks import remote_links
 from engine.plugins.managed.process import STOP_SECONDS
-from tests.harness import alive, kill_and_wait, until
-from tests.plugin_daemon import ControlError, PluginEngine
-from tests.plugin_images import config
+from tests.support.engine.harness import alive, kill_and_wait, until
+from tests.support.plugins.daemon import ControlError, PluginEngine
+from tests.support.plugins.images import config
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -438,8 +438,8 @@ def test_a_network_driver_sees_sandboxes_of_before_and_after_its_start(engine: P
     try:
         remote_links.show(own, before)
         program = (
-            "import threading; from pathlib import Path; from tests import plugins\n"
-            "plugins.Plugin('NetworkDriver').listen(Path('/run/docker/plugins/plugin.sock'))\n"
+            "import threading; from pathlib import Path; from tests.support.plugins import protocol\n"
+            "protocol.Plugin('NetworkDriver').listen(Path('/run/docker/plugins/plugin.sock'))\n"
             f"{SLEEP}"
         )
         entrypoint, types = ["/bin/python", "-c", program], ("docker.networkdriver/1.0",)
@@ -471,7 +471,7 @@ def test_no_process_is_left_in_the_hosts_pid_namespace(shared: PluginEngine) -> 
         "if os.fork() == 0:\n"
         "    os.setsid(); os.execv('/bin/python', ['python', '-c', 'import time; time.sleep(1000)'])\n"
         "sys.argv = ['x', 'MountingVolumes', '/run/docker/plugins/plugin.sock']\n"
-        "runpy.run_module('tests.plugin_program', run_name='__main__')"
+        "runpy.run_module('tests.support.plugins.program', run_name='__main__')"
     )
     plugin = Installed(shared, PidHost=True, Entrypoint=["/bin/python", "-c", program])
     before = shared.footprint()
@@ -558,7 +558,8 @@ def test_a_failed_enable_ends_soon(engine: PluginEngine) -> None:
     hangs = Installed(engine, Entrypoint=["/bin/python", "-c", "import signal; signal.pause()"])
     begin = time.monotonic()
     assert "did not answer" in hangs.refused(timeout=1)
-    assert time.monotonic() - begin < 1 + STOP_SECONDS / 2
+    # seconds: a stop in order takes 10 more
+    assert time.monotonic() - begin < 1 + STOP_SECONDS
 
 
 def test_a_daemon_that_ends_does_not_wait_for_a_start(engine: PluginEngine) -> None:
@@ -574,7 +575,7 @@ def test_a_daemon_that_ends_does_not_wait_for_a_start(engine: PluginEngine) -> N
     until("it runs", lambda: hangs.pid)
     begin = time.monotonic()
     engine.terminate()
-    assert time.monotonic() - begin < STOP_SECONDS
+    assert time.monotonic() - begin < STOP_SECONDS  # seconds: what it would wait
     asking.join()
     engine.start()
     assert hangs.pid == 0

@@ -25,7 +25,8 @@ import pytest
 from engine.system import namespaces, netfilter
 from engine.system.netlink.conntrack import ConntrackSocket
 from engine.system.netlink.nft import NftSocket
-from tests.harness import TempEngine, free_run, links, until
+from tests.support import PATIENCE
+from tests.support.engine.harness import TempEngine, free_run, links, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -255,7 +256,7 @@ class Sniffer:
     def __init__(self, engine: TempEngine, container: str) -> None:
         namespace = os.open(f"/proc/{engine.inspect(container)['State']['Pid']}/ns/net", os.O_RDONLY)
         self._wire = within(namespace, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800)))
-        self._wire.settimeout(20)
+        self._wire.settimeout(20 * PATIENCE)
         os.close(namespace)
 
     def __enter__(self) -> Sniffer:
@@ -454,7 +455,7 @@ def test_sctp(engine: TempEngine, lan: Lan) -> None:
     port = one_port(engine, web, "80/sctp")
     namespace = os.open(f"/proc/{engine.inspect(web)['State']['Pid']}/ns/net", os.O_RDONLY)
     with within(namespace, lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_SCTP)) as receiver:
-        receiver.settimeout(20)
+        receiver.settimeout(20 * PATIENCE)
         # INIT (RFC 9260, 3.3.2): tag, window, streams, first number; CRC32c over it all
         chunk = struct.pack(">BBHIIHHI", 1, 0, 20, 7, 65535, 1, 1, 1)
         packet = bytearray(struct.pack(">HHII", 4242, port, 0, 0) + chunk)
@@ -511,7 +512,7 @@ def test_without_icc(engine: TempEngine, lan: Lan) -> None:
 def test_masquerade(engine: TempEngine, lan: Lan) -> None:
     """The LAN sees the host's address; with masquerade off it sees the container's."""
     with lan.inside(lambda: socket.create_server((LAN, 0))) as server:
-        server.settimeout(20)
+        server.settimeout(20 * PATIENCE)
         number = str(server.getsockname()[1])
 
         def client_of(network: str) -> tuple[str, str]:
@@ -839,7 +840,7 @@ def test_what_goes_by_ipv6_loopback(engine: TempEngine) -> None:
         left.sendall(b"x")
         assert left.recv(1) == b"x"
         engine.docker("kill", web)
-        left.settimeout(20)
+        left.settimeout(20 * PATIENCE)
         with contextlib.suppress(ConnectionResetError):
             assert left.recv(1) == b""
     until("its descriptors are closed", lambda: len([*descriptors.iterdir()]) <= before)
@@ -933,7 +934,7 @@ def test_nothing_of_one_network_is_heard_on_another(engine: TempEngine) -> None:
         namespace = os.open(f"/proc/{engine.inspect(hearer)['State']['Pid']}/ns/net", os.O_RDONLY)
         with within(namespace, lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))) as wire:
             os.close(namespace)
-            wire.settimeout(20)
+            wire.settimeout(20 * PATIENCE)
             engine.docker("exec", speaker, "arping", "-c", "2", "-w", "1", "-I", "eth0", target, status=None)
             engine.docker("exec", speaker, "ping", "-c", "1", "-W", "1", target, status=1)
             engine.docker("exec", shut, "ping", "-c", "1", "-W", "5", target)

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from tests import client
 from tests.api.test_build_parameters import served
-from tests.building import Built, build, context, post, query, read
-from tests.harness import TempEngine, until
-from tests.repositories import Repository, daemon, git, silent, smart
+from tests.support import PATIENCE
+from tests.support.builds.building import Built, build, context, post, query, read
+from tests.support.builds.repositories import Repository, daemon, git, silent, smart
+from tests.support.engine.harness import TempEngine, until
 
 FILE = b"FROM busybox\nCOPY . /src/\nRUN cd /src && find . | sort\n"
 
@@ -228,7 +228,7 @@ def test_a_client_that_leaves_during_a_fetch(builder: TempEngine) -> None:
     temporary = Path(builder.root, "tmp")
     with silent() as (address, begun):
         with waiting(builder, f"git://{address}/r.git"):
-            assert begun.wait(30 * client.PATIENCE)
+            assert begun.wait(30 * PATIENCE)
             (pid,) = children(builder.pid)
             pidfd = os.pidfd_open(pid)
         assert select.select([pidfd], [], [], 60)[0]
@@ -241,7 +241,7 @@ def test_the_daemon_is_killed_during_a_fetch(builder: TempEngine, tmp_path: Path
     repository.commit({"Dockerfile": FILE, "a": b"a"})
     temporary = Path(builder.root, "tmp")
     with silent() as (address, begun), waiting(builder, f"git://{address}/r.git"):
-        assert begun.wait(30 * client.PATIENCE)
+        assert begun.wait(30 * PATIENCE)
         (pid,) = children(builder.pid)
         pidfd = os.pidfd_open(pid)
         builder.kill9()

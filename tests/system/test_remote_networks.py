@@ -8,18 +8,18 @@ import contextlib
 import os
 import random
 import secrets
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
-from tests import client
-from tests.harness import TempEngine, kill_and_wait, links, until
-from tests.network_plugins import IpamPlugin, NetworkPlugin
-from tests.plugins import Plugin
+from tests.support.engine import client
+from tests.support.engine.harness import TempEngine, kill_and_wait, links, until
+from tests.support.plugins.networks import IpamPlugin, NetworkPlugin
+from tests.support.plugins.protocol import Plugin
 
 P = TypeVar("P", bound=Plugin)
 
@@ -640,7 +640,7 @@ def test_a_plugin_that_hangs_at_an_end(engine: TempEngine, far: NetworkPlugin) -
         begun = time.monotonic()
         engine.post(f"/containers/{container}/stop?t=0")
         until("the sandbox is gone", lambda: keys(engine) == [])
-        assert time.monotonic() - begun < 2 * 2
+        assert time.monotonic() - begun < 3 * 2  # seconds: what three calls in turn would take
         far.heal()
         assert "plugin-endpoint" in engine.recorded()
         engine.post(f"/containers/{container}/start")
@@ -683,35 +683,32 @@ def test_a_hundred_faults(engine: TempEngine, far: NetworkPlugin, desk: IpamPlug
     engine.post(f"/containers/{container}/start")
 
 
-def test_a_hanging_plugin_delays_its_own_networks_alone(engine: TempEngine, far: NetworkPlugin) -> None:
-    create(engine, "slow", IPAM={"Config": [{"Subnet": "10.76.11.0/24"}]})
-    waiting = [engine.create("sleep", "1000", network="slow") for _ in range(6)]
-    far.stalls |= {f"NetworkDriver.{each}": HANG for each in ("Join", "CreateNetwork")}
-    statuses: list[int] = []
-    threads = [
-        threading.Thread(
-            target=lambda each=each: statuses.append(engine.request("POST", f"/v1.24/containers/{each}/start").status)
-        )
-        for each in waiting
-    ]
-    threads.append(threading.Thread(target=lambda: statuses.append(_status_of_create(engine, "never"))))
-    for thread in threads:
-        thread.start()
-    until("the plugin hangs", lambda: len(far.joined) == 6 and len(far.networks) == 2)
-    begun = time.monotonic()
-    create(engine, "quick", driver="bridge")
-    container = engine.started("sleep", "1000", network="quick")
-    engine.request("DELETE", f"/v1.24/containers/{container}?force=1")
-    assert engine.request("DELETE", "/v1.24/networks/quick").status == 204
-    assert time.monotonic() - begun < 1.8 and not statuses
-    for thread in threads:
-        thread.join()
-    assert statuses == [500] * 7
-    assert len(far.networks) == 1 and far.endpoints == {}
-
-
-def _status_of_create(engine: TempEngine, name: str) -> int:
-    return engine.request("POST", "/v1.24/networks/create", {"Name": name, "Driver": "far"}).status
+def test_a_hanging_plugin_delays_its_own_networks_alone() -> None:
+    with TempEngine() as engine, contextlib.ExitStack() as stack:
+        engine.terminate()  # the directory of sockets is below its own
+        engine.arguments = ("--plugin-socket-directory", str(engine.base / "sockets"), "--plugin-timeout", "600")
+        engine.start()
+        engine.load_busybox()
+        far = NetworkPlugin(f"t{secrets.token_hex(2)}")
+        stack.callback(far.remove_all)
+        stack.enter_context(served(engine, "far", far))
+        create(engine, "slow", IPAM={"Config": [{"Subnet": "10.76.11.0/24"}]})
+        waiting = [engine.create("sleep", "1000", network="slow") for _ in range(6)]
+        far.stalls |= {f"NetworkDriver.{each}": 600 for each in ("Join", "CreateNetwork")}
+        asked = [("POST", f"/v1.24/containers/{each}/start", None) for each in waiting]
+        asked.append(("POST", "/v1.24/networks/create", {"Name": "late", "Driver": "far"}))
+        with ThreadPoolExecutor(len(asked)) as pool:
+            hanging = [pool.submit(engine.request, *each, timeout=120) for each in asked]
+            try:
+                until("the plugin hangs", lambda: len(far.joined) == 6 and len(far.networks) == 2)
+                create(engine, "quick", driver="bridge")
+                container = engine.started("sleep", "1000", network="quick")
+                assert engine.request("DELETE", f"/v1.24/containers/{container}?force=1").status == 204
+                assert engine.request("DELETE", "/v1.24/networks/quick").status == 204
+                assert not any(each.done() for each in hanging)
+            finally:
+                far.heal()
+            assert [each.result().status for each in hanging] == [204] * 6 + [201]
 
 
 # --- refusals -------------------------------------------------------------------------------------

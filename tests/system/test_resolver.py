@@ -28,6 +28,7 @@ from engine.networks.resolver import Resolver
 from engine.system import namespaces, netfilter
 from engine.system.netlink import rtnl
 from engine.system.netlink.rtnl import RouteSocket
+from tests.support import PATIENCE
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -360,7 +361,7 @@ def test_a_real_client(namespace: int) -> None:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-            output, _ = await asyncio.wait_for(process.communicate(), 30)
+            output, _ = await asyncio.wait_for(process.communicate(), 30 * PATIENCE)
             assert b"10.0.0.3" in output and b"fd00::3" in output, output
             assert process.returncode == 0
 

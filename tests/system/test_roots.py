@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import TempEngine, kill_and_wait, until
+from tests.support.engine.harness import TempEngine, kill_and_wait, until
 
 
 def on_host(engine: TempEngine) -> list[str]:

@@ -30,8 +30,9 @@ from engine.runtime.oci import Runtime
 from engine.system import mounts
 from engine.wire import oci as wire
 from engine.wire.containers import Config, DeviceMapping, HostConfig, MountPoint, Ulimit
-from tests import cgroups
-from tests.cgroups import Group
+from tests.support import PATIENCE
+from tests.support.engine import cgroups
+from tests.support.engine.cgroups import Group
 
 BUSYBOX = Path("/bin/busybox")
 
@@ -480,7 +481,7 @@ def test_failure_of_a_mount_names_it(box: Box) -> None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 30 * PATIENCE
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

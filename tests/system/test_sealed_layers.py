@@ -27,7 +27,7 @@ from engine.images.layers import Layers, extract_and_hash
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
 from engine.storage.snapshots import Layer
-from tests.trees import snapshot
+from tests.support.images.trees import snapshot
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.harness import TempEngine, until
+from tests.support.engine.harness import TempEngine, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

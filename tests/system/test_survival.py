@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import cgroups
-from tests.client import frames, hijack, payload, read_to_end
-from tests.harness import REPOSITORY, TempEngine, alive, busybox_archive, kill_and_wait, until
+from tests.support import PATIENCE, ROOT
+from tests.support.engine import cgroups
+from tests.support.engine.client import frames, hijack, payload, read_to_end
+from tests.support.engine.harness import TempEngine, alive, busybox_archive, kill_and_wait, until
+from tests.support.nightly import nightly
 
 LINES = 4000
 PRINT = (
@@ -52,7 +54,7 @@ def test_daemon_killed_while_containers_print(own_engine: TempEngine) -> None:
     for identifier in everyone:
         assert engine.wait(identifier) == 7
         assert engine.logs(identifier, "stdout=1") == PRINTED
-    reader.join(30)
+    reader.join(30 * PATIENCE)
     assert payload(received[0]) == PRINTED
 
 
@@ -112,7 +114,7 @@ def test_attached_session_talks_on_without_a_daemon(own_engine: TempEngine) -> N
     assert engine.wait(identifier) == 0
 
 
-@pytest.mark.parametrize("milliseconds", [0, 3, 8, 15, 30, 60, 120])
+@pytest.mark.parametrize("milliseconds", [0, *nightly(3), 8, *nightly(15), 30, *nightly(60, 120)])
 def test_daemon_killed_while_containers_start_and_end(own_engine: TempEngine, milliseconds: int) -> None:
     """Afterwards each container is either running or not, works, and can be removed completely,
     whenever the daemon died."""
@@ -136,7 +138,7 @@ def test_daemon_killed_while_containers_start_and_end(own_engine: TempEngine, mi
     threading.Event().wait(milliseconds / 1000)  # only the instant of death varies here
     engine.kill9()
     for thread in asked:
-        thread.join(30)
+        thread.join(30 * PATIENCE)
     engine.start()
     for identifier in fresh:
         state = engine.inspect(identifier)["State"]
@@ -149,7 +151,7 @@ def test_daemon_killed_while_containers_start_and_end(own_engine: TempEngine, mi
     engine.assert_settles(before)
 
 
-@pytest.mark.parametrize("milliseconds", [1, 10, 30, 80])
+@pytest.mark.parametrize("milliseconds", [1, *nightly(10), 30, *nightly(80)])
 def test_daemon_killed_while_an_image_loads(milliseconds: int) -> None:
     with TempEngine() as engine:
         archive = busybox_archive()
@@ -162,7 +164,7 @@ def test_daemon_killed_while_an_image_loads(milliseconds: int) -> None:
         loading.start()
         threading.Event().wait(milliseconds / 1000)
         engine.restart()
-        loading.join(30)
+        loading.join(30 * PATIENCE)
         images = engine.request("GET", "/v1.24/images/json").json()
         if not images:
             assert os.listdir(engine.root / "layers") == ["init"]
@@ -549,10 +551,10 @@ def test_one_daemon_a_run_directory(own_engine: TempEngine) -> None:
             ),
             *("--run", str(engine.run), "--bridge", engine.bridge),
         ],
-        cwd=REPOSITORY,
+        cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=30 * PATIENCE,
         check=False,
     )
     assert second.returncode == 1

@@ -54,10 +54,10 @@ from engine.wire.tasks import (
     SecretReference,
     TaskSpec,
 )
-from tests.archives import busybox
-from tests.fakes.manager import FakeManager
-from tests.harness import busybox_archive
-from tests.registry import PASSWORD, USER, Registry
+from tests.support.engine.harness import busybox_archive, contents
+from tests.support.fakes.manager import FakeManager
+from tests.support.images.archives import busybox
+from tests.support.images.registry import PASSWORD, USER, Registry
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -230,7 +230,7 @@ def test_a_task_runs_and_ends() -> None:
         await manager.remove("task1")
         await manager.until("its container is gone", lambda: site.container("task1") is None)
         assert manager.history["task1"] == sorted(manager.history["task1"])
-        assert not site.daemon.records.rows("task") and not site.daemon.records.rows("task-spec")
+        await manager.until("its rows are gone", lambda: not any(map(site.daemon.records.rows, ("task", "task-spec"))))
 
     in_daemon(story)
 
@@ -493,7 +493,7 @@ def test_secrets_and_configs() -> None:
         assert text not in repr(site.agent._executor._deliveries).encode()
         await manager.remove("task1")
         await manager.until("gone", lambda: site.container("task1") is None)
-        assert not site.agent._executor._deliveries._secrets
+        await manager.until("its secret is gone", lambda: not site.agent._executor._deliveries._secrets)
 
     in_daemon(story)
 
@@ -505,7 +505,7 @@ def log(site: Site, task: str) -> str:
 
 
 def holding(directory: Path, text: bytes) -> list[Path]:
-    return [path for path in directory.rglob("*") if path.is_file() and text in path.read_bytes()]
+    return [path for path, held in contents(directory) if text in held]
 
 
 async def container_of(site: Site, task: str, act: Callable[[Path], None], name: str) -> None:
@@ -780,7 +780,7 @@ def test_leave() -> None:
         await site.agent.leave()
         assert manager.left
         assert [each.record.name for each in site.containers] == ["plain"]
-        assert not site.daemon.records.rows("task") and not site.daemon.records.rows("task-spec")
+        await manager.until("its rows are gone", lambda: not any(map(site.daemon.records.rows, ("task", "task-spec"))))
         assert not await site.daemon.volumes.usage(), "anonymous volumes go with their containers"
         await removal.remove(site.containers.get("plain"), force=False)
         site.agent = site.new_agent()

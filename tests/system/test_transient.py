@@ -39,9 +39,10 @@ from engine.images.record import ImageRecord
 from engine.runtime.cgroups import Cgroups
 from engine.storage.snapshots import Ingest
 from engine.wire.containers import CreateBody, HostConfig
-from tests import sessions
-from tests.archives import busybox_archive
-from tests.harness import TempEngine, until
+from tests.support import PATIENCE
+from tests.support.builds import sessions
+from tests.support.engine.harness import TempEngine, below, contents, until
+from tests.support.images.archives import busybox_archive
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -54,7 +55,7 @@ class Ran(NamedTuple):
 
     def names(self) -> set[str]:
         """The entries of the layer."""
-        return {str(path.relative_to(self.ingest.path)) for path in self.ingest.path.rglob("*")}
+        return {str(path.relative_to(self.ingest.path)) for path in below(self.ingest.path)}
 
 
 class Site:
@@ -101,7 +102,7 @@ def digest(diff: Path) -> str:
 
 def holding(directory: Path, text: bytes) -> list[Path]:
     """The files with that text."""
-    return [path for path in directory.rglob("*") if path.is_file() and text in path.read_bytes()]
+    return [path for path, held in contents(directory) if text in held]
 
 
 def in_daemon(story: Callable[[Site], Awaitable[None]], root: Path | None = None) -> None:
@@ -427,7 +428,7 @@ def building(engine: TempEngine, query: str, dockerfile: str = DOCKERFILE) -> It
     container = until("the container of RUN", running)
     until("its output", lambda: b"ready" in engine.logs(container))
     yield container, answers
-    thread.join(30)
+    thread.join(30 * PATIENCE)
     assert not thread.is_alive()
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.system import mounts
-from tests import trees
-from tests.archives import Image, Node, directory, hard_link, oci_archive, symlink, tar
-from tests.harness import TempEngine
+from tests.support.engine.harness import TempEngine
+from tests.support.images import trees
+from tests.support.images.archives import Image, Node, directory, hard_link, oci_archive, symlink, tar
 
 LONG = "/".join(["a-rather-long-name-of-a-directory" * 3] * 12)
 CAPABILITY = struct.pack("<IIIII", 0x02000001, 1 << 10, 0, 0, 0).decode("latin-1")

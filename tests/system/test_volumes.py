@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.archives import Image, Node, busybox_layer, directory, docker_archive, hard_link, symlink, tar
-from tests.harness import TempEngine, until
-from tests.trees import snapshot
+from tests.support.engine.harness import TempEngine, until
+from tests.support.images.archives import Image, Node, busybox_layer, directory, docker_archive, hard_link, symlink, tar
+from tests.support.images.trees import snapshot
 
 
 def make(engine: TempEngine, name: str, **options: str) -> Path:

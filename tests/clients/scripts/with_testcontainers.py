@@ -29,7 +29,7 @@ server = (
     .start()
 )
 url = f"http://{server.get_container_host_ip()}:{server.get_exposed_port(80)}/index.html"
-with urllib.request.urlopen(url, timeout=30) as answer:
+with urllib.request.urlopen(url, timeout=60) as answer:
     seen["published"] = answer.read().decode()
 other = DockerContainer("busybox").with_command("sleep 1000").with_network(network).start()
 seen["by name"] = other.exec(["wget", "-qO", "-", "http://server/index.html"]).output.decode()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shipping import Shipping
+from tests.support.logs.shipping import Shipping
 
 
 @pytest.fixture

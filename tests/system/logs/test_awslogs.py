@@ -20,9 +20,9 @@ import pytest
 
 from engine.logs import cloudwatch, reach
 from engine.logs.deliveries import Awslogs
-from tests.harness import free_ports, until
-from tests.receivers import HOST, SECRET, Receiver
-from tests.shipping import Shipping, Spool
+from tests.support.engine.harness import free_ports, until
+from tests.support.logs.receivers import HOST, SECRET, Receiver
+from tests.support.logs.shipping import Shipping, Spool
 
 REGION = "eu-west-1"
 KEY = "AKIATEST"
@@ -152,6 +152,7 @@ def stored_in_moto(client: Any, group: str, stream: str) -> list[dict[str, Any]]
         token = {"nextToken": answer["nextForwardToken"]}
 
 
+@pytest.mark.nightly
 def test_moto_keeps_what_exists(shipping: Shipping, moto: str) -> None:
     asyncio.run(cloudwatch.probe(target(moto, "known", group="known")))
     asyncio.run(cloudwatch.probe(target(moto, "known", group="known")))
@@ -171,7 +172,7 @@ def test_full_batches(shipping: Shipping, stub: Receiver) -> None:
     for first in range(0, 40_000, 1000):
         spool.write(b"".join(line % number for number in range(first, first + 1000)))
     shipping.start()
-    until("batches are stored", lambda: len(stub.stored()) > 20_000)
+    until("batches are stored", lambda: len(stub.stored()) > 20_000, 90)
     found = [int(text.split()[1]) for text in messages(stub)["stream"]]
     assert found == list(range(len(found)))
     spool.end()
@@ -181,6 +182,7 @@ def test_full_batches(shipping: Shipping, stub: Receiver) -> None:
     assert len(puts) <= 10
 
 
+@pytest.mark.nightly
 def test_an_interval(shipping: Shipping, stub: Receiver) -> None:
     """Lines of an interval are one batch."""
     spool = shipping.spool(target(stub.url, flush_interval=1))
@@ -245,6 +247,7 @@ def test_text_that_json_escapes(shipping: Shipping, stub: Receiver) -> None:
     assert messages(stub)["stream"] == [text] * 3000
 
 
+@pytest.mark.nightly
 def test_clocks_that_jump(shipping: Shipping, stub: Receiver) -> None:
     """Batches are in the order of time, and span a day at most. Too old and too new events are
     refused, and count as dropped."""
@@ -306,6 +309,7 @@ def test_multiline(shipping: Shipping, stub: Receiver) -> None:
     assert messages(stub)["stream"] == traces
 
 
+@pytest.mark.nightly
 def test_multiline_across_intervals(shipping: Shipping, stub: Receiver) -> None:
     """An event that goes on is not cut by a batch, and is sent once."""
     spool = shipping.spool(target(stub.url, multiline="^>", flush_interval=2))
@@ -318,6 +322,7 @@ def test_multiline_across_intervals(shipping: Shipping, stub: Receiver) -> None:
     assert messages(stub)["stream"] == ["> one\nmore\nstill\n", "> two\n"]
 
 
+@pytest.mark.nightly
 def test_multiline_of_a_container_that_ends(shipping: Shipping, stub: Receiver) -> None:
     """What may continue is sent at once: nothing comes any more."""
     spool = shipping.spool(target(stub.url, multiline="^>", flush_interval=3600))
@@ -427,6 +432,7 @@ def test_data_that_was_accepted_before(shipping: Shipping, stub: Receiver) -> No
     assert not stub.stored()
 
 
+@pytest.mark.nightly
 def test_cut_connections(shipping: Shipping, stub: Receiver) -> None:
     stub.faults(cuts=[100, 200_000, 0])
     spools = [shipping.spool(target(stub.url, f"{number}")) for number in range(3)]
@@ -438,6 +444,7 @@ def test_cut_connections(shipping: Shipping, stub: Receiver) -> None:
     assert all(in_order(found[f"{number}"], 20_000) for number in range(3))
 
 
+@pytest.mark.nightly
 def test_kills(shipping: Shipping, stub: Receiver) -> None:
     """Of the shipper and of the service."""
     spools = [shipping.spool(target(stub.url, f"{number}")) for number in range(3)]

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests import building
-from tests.harness import TempEngine, alive, below, kill_and_wait, until
+from tests.support.builds import building
+from tests.support.engine.harness import TempEngine, alive, below, kill_and_wait, size_of, until
 
 
 class Receiver:
@@ -240,7 +240,7 @@ def test_a_full_spool_holds_its_container_only(own: TempEngine, receiver: Receiv
         spools = engine.root / "logs" / held
 
         def size() -> int:
-            return sum(each.stat().st_size for each in spools.glob("spool.log*"))
+            return size_of(spools.glob("spool.log*"))
 
         until("the spool is full", lambda: size() > 2_000_000)
         before = size()
@@ -314,11 +314,7 @@ def test_cache_disabled_keeps_only_what_waits(own: TempEngine, tmp_path: Path) -
     directory = own.root / "logs" / container
 
     def kept() -> int:
-        size = 0
-        for each in Path(directory).glob("spool.log*"):
-            with contextlib.suppress(FileNotFoundError):  # just removed
-                size += each.stat().st_size
-        return size
+        return size_of(Path(directory).glob("spool.log*"))
 
     until("delivered files are removed", lambda: kept() < 2_500_000)
     receiver.close()

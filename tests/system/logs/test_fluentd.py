@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from engine.logs.deliveries import Fluentd
-from tests import numbered
-from tests.harness import until
-from tests.shipping import Shipping
-from tests.targets.certificates import Authority
-from tests.targets.fluentd import FluentServer
-from tests.targets.forward import ForwardReceiver
+from tests.support.engine.harness import until
+from tests.support.logs import numbered
+from tests.support.logs.shipping import Shipping
+from tests.support.logs.targets.certificates import Authority
+from tests.support.logs.targets.fluentd import FluentServer
+from tests.support.logs.targets.forward import ForwardReceiver
 
 TEXTS = ("plain", "", 'quotes " and \\', "tab\there\rreturn", "Grüße 𝄞", "\x00\x01\x1b[31m", "  spaces ", "x" * 300)
 

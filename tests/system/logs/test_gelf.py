@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from engine.logs.deliveries import Gelf
-from tests import numbered
-from tests.harness import until
-from tests.shipping import Shipping, Spool
-from tests.targets.gelf import GelfTcp, GelfUdp
+from tests.support.engine.harness import until
+from tests.support.logs import numbered
+from tests.support.logs.shipping import Shipping, Spool
+from tests.support.logs.targets.gelf import GelfTcp, GelfUdp
 
 TEXTS = (
     *("plain", 'quotes " and \\', "tab\there\rreturn", "Grüße 𝄞 \u2028", "<html>&", "\x00\x01\x1b[31m", "  spaces "),

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from engine.logs.deliveries import Journald
-from tests import numbered
-from tests.harness import until
-from tests.shipping import Shipping, Spool
-from tests.targets.journal import Journal, Namespace, value
+from tests.support.engine.harness import until
+from tests.support.logs import numbered
+from tests.support.logs.shipping import Shipping, Spool
+from tests.support.logs.targets.journal import Journal, Namespace, value
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ import pytest
 
 from engine.logs import collector, reach
 from engine.logs.deliveries import Splunk, Tls
-from tests.harness import until
-from tests.receivers import TOKEN, Receiver, certificate
-from tests.shipping import Shipping, Spool
+from tests.support import PATIENCE
+from tests.support.engine.harness import until
+from tests.support.logs.receivers import TOKEN, Receiver, certificate
+from tests.support.logs.shipping import Shipping, Spool
 
 PATH = "/services/collector/event/1.0"
 
@@ -171,6 +172,7 @@ def test_a_collector_that_is_not_well(shipping: Shipping, hec: Receiver, answer:
     assert in_order(lines(hec)[spool.document.tag], 3000)
 
 
+@pytest.mark.nightly
 def test_some_requests_fail(shipping: Shipping, hec: Receiver) -> None:
     """Others that are on the way meanwhile succeed: no line is missing."""
     busy = [503, {"text": "Server is busy", "code": 9}]
@@ -299,6 +301,7 @@ def test_the_collector_is_killed(shipping: Shipping, hec: Receiver) -> None:
     assert None not in channels and len(channels) > 1
 
 
+@pytest.mark.nightly
 def test_the_collector_stops_answering(shipping: Shipping, hec: Receiver) -> None:
     """Its kernel accepts what it does not read. Afterwards nothing is missing."""
     spool = shipping.spool(target(hec))
@@ -428,7 +431,7 @@ def test_events_of_the_daemon(shipping: Shipping, hec: Receiver) -> None:
     until("the error is known", lambda: error(shipping, spool))
     hec.start()
     until("it goes on", lambda: delivered(shipping))
-    shipping.events.settimeout(10)
+    shipping.events.settimeout(10 * PATIENCE)
     found = [json.loads(shipping.events.recv(65536)) for _ in range(2)]
     assert [each["action"] for each in found] == ["unreachable", "reachable"]
     assert found[0]["error"] == f"dial 127.0.0.1:{hec.port}: Connection refused"

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from engine.logs.deliveries import Syslog, Tls
-from tests.harness import until
-from tests.shipping import Shipping
-from tests.targets.certificates import Authority
-from tests.targets.streams import Stream, StreamReceiver
-from tests.targets.syslog import Rsyslog, SyslogNg
+from tests.support.engine.harness import until
+from tests.support.logs.shipping import Shipping
+from tests.support.logs.targets.certificates import Authority
+from tests.support.logs.targets.streams import Stream, StreamReceiver
+from tests.support.logs.targets.syslog import Rsyslog, SyslogNg
 
 FORMATS = ("unix", "rfc3164", "rfc5424", "rfc5424micro")
 OLD, MODERN = FORMATS[:2], FORMATS[2:]

@@ -81,7 +81,7 @@ async def garbage(address: str, roots: str) -> None:
                 reader, writer = await asyncio.open_connection(address, PORT, ssl=context, server_hostname=name)
                 writer.write(data)
                 writer.write_eof() if writer.can_write_eof() else None
-                assert b"PRIVATE" not in await asyncio.wait_for(reader.read(), 20)
+                assert b"PRIVATE" not in await asyncio.wait_for(reader.read(), 60)
                 writer.close()
 
 

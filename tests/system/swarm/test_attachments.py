@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import pytest
 
-from tests import packets
-from tests.clusters import Cluster, Node
-from tests.harness import until
-from tests.swarm_networks import overlay, tidy
+from tests.support.engine import packets
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import Cluster, Node
+from tests.support.swarm.networks import overlay, tidy
 
 
 @pytest.fixture(scope="module")

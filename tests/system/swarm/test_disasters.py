@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import VERSION, Cluster, Node
-from tests.harness import until
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import VERSION, Cluster, Node
 
 
 @pytest.fixture

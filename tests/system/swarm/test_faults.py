@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from engine.manager.states import TASK_STATES, TaskState
-from tests.clusters import Cluster, Node
-from tests.harness import until
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import Cluster, Node
+
+pytestmark = pytest.mark.nightly
 
 MANAGERS, NODES = 3, 5
 SECONDS = float(os.environ.get("SWARM_FAULTS_SECONDS", "12"))

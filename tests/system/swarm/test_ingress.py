@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests import packets
-from tests.clusters import Cluster, Node
-from tests.harness import until
-from tests.swarm_networks import answered_by, host_names, overlay, published, tidy, web
+from tests.support.engine import packets
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import Cluster, Node
+from tests.support.swarm.networks import answered_by, host_names, overlay, published, tidy, web
 
 NODES = 3
 PORT = 8080

@@ -23,8 +23,10 @@ from engine.manager.certificates import Root, certificates, request_key, subject
 from engine.manager.clock import SECOND
 from engine.manager.etcd import EtcdClient
 from engine.manager.records import CAKey
-from tests.clusters import VERSION, Cluster, Node
-from tests.harness import until
+from tests.support import PATIENCE
+from tests.support.engine.harness import until
+from tests.support.nightly import nightly
+from tests.support.swarm.clusters import VERSION, Cluster, Node
 
 HOUR = 3600 * SECOND
 CONTAINERS = 4
@@ -146,7 +148,7 @@ def test_strangers_on_the_port(pair: Cluster) -> None:
         assert stranger.stdout.readline() == "flood\n"
         second.join(first)
     finally:
-        stranger.communicate(timeout=30)
+        stranger.communicate(timeout=30 * PATIENCE)
     assert stranger.returncode == 0
     assert first.manager_pid() == before
     second.leave()
@@ -160,8 +162,8 @@ async def _authority(node: Node) -> tuple[str, str]:
     """The root's certificate and key, out of the node's etcd."""
     etcd = EtcdClient(str(node.run / "swarm" / "etcd:0"))
     try:
-        cluster = records.CLUSTER.decode((await etcd.range("/swarm", timeout=5)).items[0].value)
-        key: CAKey = records.CA_KEY.decode((await etcd.range("/ca/key", timeout=5)).items[0].value)
+        cluster = records.CLUSTER.decode((await etcd.range("/swarm", timeout=5 * PATIENCE)).items[0].value)
+        key: CAKey = records.CA_KEY.decode((await etcd.range("/ca/key", timeout=5 * PATIENCE)).items[0].value)
         return cluster.root, key.key
     finally:
         await etcd.close()
@@ -280,7 +282,9 @@ def answered(probe: Callable[[], bool]) -> Callable[[], bool]:
     return ask
 
 
-@pytest.mark.parametrize("victims", [("daemon",), ("manager",), ("daemon", "manager"), ("etcd",)], ids="-".join)
+@pytest.mark.parametrize(
+    "victims", [*nightly(("daemon",), ("manager",)), ("daemon", "manager"), *nightly(("etcd",))], ids="-".join
+)
 def test_a_node_that_is_killed_while_its_role_changes(cluster: Cluster, victims: tuple[str, ...]) -> None:
     """At any moment of a promotion and of a demotion: it is carried out after the kill."""
     one, node = cluster[0], cluster[3]
@@ -295,7 +299,7 @@ def test_a_node_that_is_killed_while_its_role_changes(cluster: Cluster, victims:
         until(f"it is a {role}", answered(lambda reached=reached: reached(one, node)), 45)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("victims", [("manager",), ("etcd",)], ids="-".join)
+@pytest.mark.parametrize("victims", [("manager",), *nightly(("etcd",))], ids="-".join)
 def test_a_leader_that_is_killed_while_it_changes_a_role(cluster: Cluster, victims: tuple[str, ...]) -> None:
     node = cluster[3]
     until("all is well", cluster.all_well, 40)
@@ -356,7 +360,7 @@ def test_the_port_is_tls_alone(pair: Cluster) -> None:
         ["nsenter", f"--net={pair[1].place}", sys.executable, "-c", _PLAIN, first.address],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=30 * PATIENCE,
         check=True,
     )
     assert found.stdout == "b''"

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.clusters import VERSION, Cluster, Node
-from tests.harness import kill_and_wait, until
+from tests.support.engine.harness import kill_and_wait, until
+from tests.support.nightly import nightly
+from tests.support.swarm.clusters import VERSION, Cluster, Node
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +117,7 @@ def test_the_leaders_manager_is_killed(cluster: Cluster) -> None:
     removed(cluster, "steady", "after")
 
 
-@pytest.mark.parametrize("whose", ["leader", "follower"])
+@pytest.mark.parametrize("whose", ["leader", *nightly("follower")])
 def test_etcd_alone_is_killed(cluster: Cluster, whose: str) -> None:
     """Its manager goes on and starts etcd again. Both serve writes, and no task is touched."""
     leader = cluster.leader()
@@ -133,6 +134,7 @@ def test_etcd_alone_is_killed(cluster: Cluster, whose: str) -> None:
     removed(cluster, "steady", "after", "here")
 
 
+@pytest.mark.nightly
 def test_a_stopped_leader_is_fenced(cluster: Cluster) -> None:
     """The process alone is stopped: its etcd goes on as raft's leader. The lease passes on, and
     afterwards one manager leads. That one is not raft's leader, and hands over all the same when it
@@ -162,6 +164,7 @@ def test_a_stopped_leader_is_fenced(cluster: Cluster) -> None:
     leader.update_node(new.node_id, Role="manager")
 
 
+@pytest.mark.nightly
 def test_a_leader_and_its_etcd_are_stopped(cluster: Cluster) -> None:
     leader = cluster.leader()
     other = other_than(cluster, leader)
@@ -190,12 +193,10 @@ def test_the_leaders_link_is_down(cluster: Cluster) -> None:
         answer = leader.request("GET", f"/v{VERSION}/services", timeout=30)
         assert answer.status == 200 and b"steady" in answer.body
         assert "110" in answer.headers.get("warning", ""), answer.headers
-        began = time.monotonic()
         spec = {"Name": "never", "TaskTemplate": {"ContainerSpec": {"Image": "busybox"}}}
         refused = leader.request("POST", f"/v{VERSION}/services/create", spec, timeout=40)
         assert refused.status == 500 and b"context deadline exceeded" in refused.body
         assert b"1 of 3 managers reachable" in refused.body
-        assert time.monotonic() - began < 39
         assert leader.swarm_info()["Error"]
         assert before <= pids(cluster), "all containers run on meanwhile"
     finally:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.clusters import Cluster, Node
-from tests.harness import kill_and_wait, until
+from tests.support.engine.harness import kill_and_wait, until
+from tests.support.nightly import nightly
+from tests.support.swarm.clusters import Cluster, Node
 
 OUTSIDE, WORKER, MANAGER = ("inactive", False), ("active", False), ("active", True)
 INIT = {"ListenAddr": "0.0.0.0:2377"}
@@ -230,6 +231,7 @@ def test_a_removed_node(hosts: list[Node]) -> None:
     until("a task on each again", lambda: all(len(node.task_containers()) == 1 for node in hosts))
 
 
+@pytest.mark.nightly
 def test_a_new_cluster_by_force(hosts: list[Node]) -> None:
     """Quorum is lost for good: one manager goes on alone, with services, tasks and tokens."""
     first, second, third = hosts
@@ -256,7 +258,7 @@ def test_a_new_cluster_by_force(hosts: list[Node]) -> None:
     until("its member is gone", lambda: not (second.root / "swarm" / "etcd").exists())
 
 
-@pytest.mark.parametrize("role", ["worker", "manager", "only manager"])
+@pytest.mark.parametrize("role", [*nightly("worker"), "manager", *nightly("only manager")])
 def test_engined_stop(role: str, hosts: list[Node]) -> None:
     first, second, _ = hosts
     first.init()
@@ -306,7 +308,7 @@ def test_an_upgrade_of_the_daemon(hosts: list[Node]) -> None:
 
 # --- kill -9 --------------------------------------------------------------------------------------
 
-KILLS = ("daemon", "manager", "daemon, manager")
+KILLS = [*nightly("daemon", "manager"), "daemon, manager"]
 
 
 def interrupted(node: Node, what: str, seconds: float, verb: Callable[[], object]) -> None:

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from tests import client as http
-from tests import packets
-from tests.clusters import SECOND, Cluster, Node, address_of
-from tests.harness import until
-from tests.load import Load
-from tests.swarm_networks import (
+from tests.support import PATIENCE
+from tests.support.engine import packets
+from tests.support.engine.harness import until
+from tests.support.nightly import nightly
+from tests.support.swarm.clusters import SECOND, Cluster, Node, address_of
+from tests.support.swarm.load import Load
+from tests.support.swarm.networks import (
     answered_by,
     host_names,
     overlay,
@@ -97,7 +98,7 @@ class Site:
 
     def settle(self, seconds: float = 30.0) -> None:
         """Wait until every node leads to each task of now, by both ways."""
-        ends = time.monotonic() + seconds * http.PATIENCE
+        ends = time.monotonic() + seconds * PATIENCE
         while True:
             try:
                 return self._settled()
@@ -127,7 +128,7 @@ def kill_daemon(node: Node) -> None:
     node.start()
 
 
-@pytest.mark.parametrize("what", ["daemon", "monitor", "manager"])
+@pytest.mark.parametrize("what", ["daemon", *nightly("monitor", "manager")])
 def test_deaths_cut_no_connection_and_fail_no_request(cluster: Cluster, first: Node, what: str) -> None:
     """The process dies on a manager, and on a worker that has one, while clients are served."""
     site = Site(cluster, first)
@@ -170,15 +171,16 @@ def test_a_lost_link_moves_traffic(cluster: Cluster, first: Node) -> None:
     rounds = 0
     while rounds < 6:  # with one task of five gone, six rounds succeed by chance in one of 10,000
         rounds = rounds + 1 if moved() else 0
-        assert time.monotonic() - began < 12 * http.PATIENCE
+        assert time.monotonic() - began < 12 * PATIENCE
     took = time.monotonic() - began
     print(f"traffic has moved after {took:.1f} s")
-    assert took < 7 * http.PATIENCE
+    assert took < 7 * PATIENCE
     lost.plug()
     until_ready(cluster)
     site.settle(60)
 
 
+@pytest.mark.nightly
 def test_nodes_that_are_back_know_all_changes(cluster: Cluster, first: Node) -> None:
     """While a worker is away, services come, go and are scaled. Meanwhile its own tasks reach each
     other and are reached by its port.
@@ -202,6 +204,7 @@ def test_nodes_that_are_back_know_all_changes(cluster: Cluster, first: Node) -> 
     until("the old name is gone", lambda: packets.addresses(place, "short") == [])
 
 
+@pytest.mark.nightly
 def test_bad_links(cluster: Cluster, first: Node) -> None:
     """Lost packets, then packets of one direction alone between leader and worker: connections go
     on, no node goes down more than once, and all nodes lead to all tasks afterwards.
@@ -222,6 +225,7 @@ def test_bad_links(cluster: Cluster, first: Node) -> None:
     site.settle(60)
 
 
+@pytest.mark.nightly
 def test_a_slow_database_of_the_leader(cluster: Cluster, first: Node) -> None:
     """etcd of the leader is stopped for half of the time, 50 ms each.
 
@@ -257,6 +261,7 @@ def test_a_slow_database_of_the_leader(cluster: Cluster, first: Node) -> None:
         answered_by(cluster.outside().place, node.address, host_names(cluster, tasks), PORT)
 
 
+@pytest.mark.nightly
 def test_a_new_certificate_authority(cluster: Cluster, first: Node) -> None:
     """All nodes get new certificates while traffic flows, and learn of changes afterwards."""
     site = Site(cluster, first)
@@ -307,6 +312,7 @@ def test_a_device_of_another_program_with_the_same_number(cluster: Cluster, firs
     first.until_running("web", 1)
 
 
+@pytest.mark.nightly
 def test_both_daemon_and_monitor_die(cluster: Cluster, first: Node) -> None:
     """With their descriptors the kernel removes the networks; all are made again."""
     site = Site(cluster, first)
@@ -353,6 +359,7 @@ class Seen:
         self._thread.join()
 
 
+@pytest.mark.nightly
 def test_addresses_are_never_given_twice(cluster: Cluster, first: Node) -> None:
     """Services come and go while the leading manager is killed again and again. Neither the records
     nor the containers' namespaces have an address twice.

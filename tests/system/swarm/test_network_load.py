@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.clusters import SECOND, Cluster, Node
-from tests.harness import until
-from tests.load import Load
-from tests.swarm_networks import answered_by, host_names, overlay, published, tidy, web
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import SECOND, Cluster, Node
+from tests.support.swarm.load import Load
+from tests.support.swarm.networks import answered_by, host_names, overlay, published, tidy, web
+
+pytestmark = pytest.mark.nightly
 
 NODES, MANAGERS = 5, 3
 PORT = 8080

@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests import client
-from tests.clusters import VERSION, Cluster, Node
-from tests.harness import alive, until
+from tests.support import PATIENCE
+from tests.support.engine import client
+from tests.support.engine.harness import alive, until
+from tests.support.nightly import nightly
+from tests.support.swarm.clusters import VERSION, Cluster, Node
 
 MANAGERS = 3
-PERIOD = 2.0
+PERIOD = 1.0 + PATIENCE
 """Seconds between beats. A node is down after three of them."""
 
 
@@ -176,9 +178,10 @@ def test_a_worker_away_for_long_loses_its_tasks_and_ends_them_when_it_is_back(cl
     before = settled(first, cluster, "web", 5)
     lost = of_node(before, worker)
     assert lost
+    began = time.monotonic()
     worker.unplug()
-    took = until_state(first, worker, "down")
-    assert 1.7 * PERIOD < took < 5 * PERIOD  # its last beat was up to a period before
+    until_state(first, worker, "down")
+    assert time.monotonic() - began > 1.7 * PERIOD  # its last beat was up to a period before
     message = first.nodes()[worker.node_id]["Status"]["Message"]
     assert "heartbeat failure" in message
     until(
@@ -249,10 +252,8 @@ def test_drain_moves_tasks_at_once_and_pause_keeps_them(cluster: Cluster) -> Non
     after = first.until_running("web", 9)
     assert of_node(after, worker) == of_node(before, worker)
     first.until_running("all", 5)
-    began = time.monotonic()
     first.update_node(worker.node_id, Availability="drain")
     until("the node is empty", lambda: not worker.task_containers(), 20)
-    assert time.monotonic() - began < 15
     assert not of_node(first.until_running("web", 9), worker)
     first.until_running("all", 4)
     first.update_node(worker.node_id, Availability="active")
@@ -262,7 +263,7 @@ def test_drain_moves_tasks_at_once_and_pause_keeps_them(cluster: Cluster) -> Non
 # --- deaths of processes --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [0, 3], ids=["manager", "worker"])
+@pytest.mark.parametrize("number", [0, *nightly(3)], ids=["manager", "worker"])
 def test_the_death_of_a_daemon_touches_no_task(cluster: Cluster, number: int) -> None:
     first, node = cluster[1], cluster[number]
     with untouched(first, cluster):
@@ -272,7 +273,7 @@ def test_the_death_of_a_daemon_touches_no_task(cluster: Cluster, number: int) ->
         until_ready(cluster)
 
 
-@pytest.mark.parametrize("number", [0, 3], ids=["manager", "worker"])
+@pytest.mark.parametrize("number", [*nightly(0), 3], ids=["manager", "worker"])
 def test_the_death_of_a_monitor_touches_no_task(cluster: Cluster, number: int) -> None:
     first, node = cluster[1], cluster[number]
     with untouched(first, cluster):
@@ -280,6 +281,7 @@ def test_the_death_of_a_monitor_touches_no_task(cluster: Cluster, number: int) -
         time.sleep(PERIOD)  # a task that has failed would be replaced
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [0, 3], ids=["manager", "worker"])
 def test_the_death_of_daemon_and_monitor_replaces_each_task_once_at_most(cluster: Cluster, number: int) -> None:
     first, node = cluster[1], cluster[number]
@@ -296,6 +298,7 @@ def test_the_death_of_daemon_and_monitor_replaces_each_task_once_at_most(cluster
     assert len(first.tasks("web", desired="")) <= 5 + len(there)
 
 
+@pytest.mark.nightly
 def test_a_daemon_that_is_away_for_long_ends_what_was_moved(cluster: Cluster) -> None:
     first, node = cluster[0], cluster[3]
     first.service("web", replicas=5)
@@ -323,13 +326,14 @@ def test_all_die_and_come_back(cluster: Cluster) -> None:
     until_ready(cluster)
     settled(first, cluster, "web", 5)
     took = time.monotonic() - began
-    assert took < 30 * client.PATIENCE, took
+    assert took < 30 * PATIENCE, took
     print(f"everything off and on: {took:.1f} s")
 
 
 # --- bad networks ---------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_lost_packets_down_no_node(cluster: Cluster) -> None:
     first, worker = cluster[0], cluster[3]
     first.service("web", replicas=5)
@@ -347,6 +351,7 @@ def test_lost_packets_down_no_node(cluster: Cluster) -> None:
         assert {task["ID"] for task in after} == {task["ID"] for task in before}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("direction", ["from the worker", "to the worker"])
 def test_packets_of_one_direction_alone_down_a_node_once(cluster: Cluster, direction: str) -> None:
     first, worker = cluster[0], cluster[3]
@@ -368,6 +373,7 @@ def test_packets_of_one_direction_alone_down_a_node_once(cluster: Cluster, direc
     settled(first, cluster, "web", 5)
 
 
+@pytest.mark.nightly
 def test_a_worker_that_cannot_reach_its_manager_goes_to_another(cluster: Cluster) -> None:
     first, worker = cluster[0], cluster[3]
     first.service("web", replicas=5)
@@ -389,6 +395,7 @@ def test_a_worker_that_cannot_reach_its_manager_goes_to_another(cluster: Cluster
 # --- managers -------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly
 def test_the_deaths_of_managers_in_turn_touch_no_task(cluster: Cluster) -> None:
     first = cluster[0]
     with untouched(first, cluster), Flapping(first) as seen:
@@ -399,6 +406,7 @@ def test_the_deaths_of_managers_in_turn_touch_no_task(cluster: Cluster) -> None:
     assert not seen.downs
 
 
+@pytest.mark.nightly
 def test_a_leader_that_sleeps_loses_its_agents_and_no_task(cluster: Cluster) -> None:
     leader = cluster.leader()
     at = next(node for node in cluster.nodes[:MANAGERS] if node is not leader)
@@ -494,7 +502,7 @@ def test_following_logs_shows_new_tasks_and_ends_with_the_service(cluster: Clust
     until("the ends of four", lambda: count(b"end") == 4)
     first.ask("DELETE", "/services/web")
     until("the end of the last", lambda: count(b"end") == 5)
-    assert ended.wait(20)
+    assert ended.wait(20 * PATIENCE)
     thread.join()
 
 
@@ -511,6 +519,7 @@ def test_logs_without_one_node_name_it_last(cluster: Cluster) -> None:
     assert {stream for stream, _ in lines[:-1]} == {1}
 
 
+@pytest.mark.nightly
 def test_a_follower_that_does_not_read_holds_up_nothing(cluster: Cluster) -> None:
     first = cluster[0]
     first.service("noise", "sh", "-c", "while :; do head -c 4000 /dev/zero | tr '\\0' x; echo; done", replicas=3)

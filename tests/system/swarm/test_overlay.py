@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests import packets
-from tests.clusters import DRAINING, SECOND, Cluster, Node, address_of
-from tests.harness import until
-from tests.swarm_networks import (
+from tests.support.engine import packets
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import DRAINING, SECOND, Cluster, Node, address_of
+from tests.support.swarm.networks import (
     INGRESS_VNI,
     answered_by,
     host_names,

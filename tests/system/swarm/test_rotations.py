@@ -21,9 +21,12 @@ from engine.manager.certificates import Root, certificates, issued_by, new_root
 from engine.manager.etcd import EtcdClient
 from engine.manager.kv import EtcdError, Guard, PutKey
 from engine.manager.records import CAKey, Cluster
-from tests.clusters import VERSION, Node
-from tests.clusters import Cluster as Hosts
-from tests.harness import until
+from tests.support import PATIENCE
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import VERSION, Node
+from tests.support.swarm.clusters import Cluster as Hosts
+
+pytestmark = pytest.mark.nightly
 
 CONTAINERS = 4
 RENEWED = 60.0
@@ -47,8 +50,8 @@ def cluster() -> Iterator[Hosts]:
 async def _records(node: Node) -> tuple[Cluster, CAKey]:
     etcd = EtcdClient(str(node.run / "swarm" / "etcd:0"))
     try:
-        cluster = records.CLUSTER.decode((await etcd.range("/swarm", timeout=10)).items[0].value)
-        return cluster, records.CA_KEY.decode((await etcd.range("/ca/key", timeout=10)).items[0].value)
+        cluster = records.CLUSTER.decode((await etcd.range("/swarm", timeout=10 * PATIENCE)).items[0].value)
+        return cluster, records.CA_KEY.decode((await etcd.range("/ca/key", timeout=10 * PATIENCE)).items[0].value)
     finally:
         await etcd.close()
 
@@ -235,12 +238,12 @@ async def _forget(node: Node, cluster: Cluster, ca_key: CAKey, to: Root, to_key:
     etcd = EtcdClient(str(node.run / "swarm" / "etcd:0"))
     try:
         outcome = await etcd.commit(
-            [Guard("/ca/key", (await etcd.range("/ca/key", timeout=10)).items[0].revision)],
+            [Guard("/ca/key", (await etcd.range("/ca/key", timeout=10 * PATIENCE)).items[0].revision)],
             [
                 PutKey("/swarm", records.encode(forgetting)),
                 PutKey("/ca/key", records.encode(CAKey(ca_key.key, to_key))),
             ],
-            timeout=10,
+            timeout=10 * PATIENCE,
         )
         assert outcome.done
     finally:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.clusters import Cluster, Node
-from tests.harness import until
+from tests.support.engine.harness import until
+from tests.support.swarm.clusters import Cluster, Node
 
 NODES = 3
 SECOND = 1_000_000_000
@@ -346,6 +346,7 @@ def test_the_docker_cli_follows_an_update(first: Node) -> None:
     assert env_of(first.until_running("cli", 5)) == {"V=2"}
 
 
+@pytest.mark.nightly
 def test_the_leader_dies_in_the_middle_of_an_update(cluster: Cluster, first: Node) -> None:
     """Never more than Parallelism are down, and the update ends at another leader."""
     service = first.service("web", replicas=20)

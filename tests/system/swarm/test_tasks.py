@@ -20,9 +20,9 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.clusters import Cluster, Node
-from tests.harness import free_ports, until
-from tests.plugins import VolumePlugin
+from tests.support.engine.harness import below, free_ports, until
+from tests.support.plugins.protocol import VolumePlugin
+from tests.support.swarm.clusters import Cluster, Node
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -115,6 +115,7 @@ def test_kill_9(cluster: Cluster, number: int, what: str) -> None:
     assert len(tasks) == 4 + len(changed), [(task["Slot"], task["Status"]) for task in tasks]
 
 
+@pytest.mark.nightly
 def test_kill_9_in_the_middle_of_many_starts(cluster: Cluster) -> None:
     """Daemons and monitors die at any moment of 40 starts, and again while the service shrinks: in
     the end each slot has one container.
@@ -315,7 +316,7 @@ def test_a_volume_plugin(cluster: Cluster, tmp_path: Path) -> None:
     try:
         (task,) = cluster[0].until_running("web", 1)
         assert task["NodeID"] == worker.node_id
-        until("the task's file", lambda: list(tmp_path.rglob("file")))
+        until("the task's file", lambda: [path for path in below(tmp_path) if path.name == "file"])
         assert plugin.volumes.keys() == {"shared"}
         cluster[0].ask("DELETE", "/services/web")
         until("its container is gone", lambda: not _containers(worker))

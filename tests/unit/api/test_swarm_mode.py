@@ -23,7 +23,7 @@ from engine.wire.secrets import Secret, SecretSpec
 from engine.wire.services import Service, ServiceCreated, ServiceSpec, ServiceUpdated
 from engine.wire.swarm import InitRequest, JoinRequest, JoinTokens, Swarm, SwarmSpec
 from engine.wire.tasks import ContainerSpec, Task, TaskSpec, TaskStatus
-from tests.fakes.cluster import FakeCluster
+from tests.support.fakes.cluster import FakeCluster
 from tests.unit.api.parts import engine, headed, shown
 
 TIMES: dict[str, str] = {"created_at": "2026-01-02T03:04:05Z", "updated_at": "2026-01-02T03:04:06.5Z"}

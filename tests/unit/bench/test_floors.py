@@ -9,7 +9,7 @@ import pytest
 
 from bench.floors import Floors
 from bench.job import touch
-from tests import archives
+from tests.support.images import archives
 
 
 @pytest.fixture

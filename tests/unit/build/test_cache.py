@@ -30,6 +30,7 @@ from engine.errors import ServerError
 from engine.images import reference
 from engine.storage.records import Change, Records
 from engine.wire.containers import Config
+from tests.support import PATIENCE
 from tests.unit.images.test_store import ONE, Stage, docker_archive
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -380,7 +381,7 @@ def test_locked_cache_mounts_in_any_order_and_twice(tmp_path: Path) -> None:
             async with caches.turn(ids):
                 await asyncio.sleep(0)
 
-        await asyncio.wait_for(asyncio.gather(step("a", "b"), step("b", "a"), step("a", "a")), 10)
+        await asyncio.wait_for(asyncio.gather(step("a", "b"), step("b", "a"), step("a", "a")), 10 * PATIENCE)
 
     asyncio.run(work())
 

@@ -22,7 +22,8 @@ from engine.build import context
 from engine.build.context import Context, of_directory, receive
 from engine.build.trees import Entry
 from engine.errors import InvalidParameter, NotFound, ServerError
-from tests.archives import Node, directory, hard_link, symlink, tar
+from tests.support.engine.descriptors import none_left_open
+from tests.support.images.archives import Node, directory, hard_link, symlink, tar
 from tests.unit.build.contexts import Making, body, received, with_context
 
 FIFO = tarfile.FIFOTYPE
@@ -308,9 +309,8 @@ def test_a_client_that_leaves(tmp_path: Path) -> None:
         with pytest.raises(InvalidParameter, match="the client left"):
             await receive(fails(), tmp_path, making)
 
-    before = set(os.listdir("/proc/self/fd"))
-    asyncio.run(run())
-    assert set(os.listdir("/proc/self/fd")) <= before
+    with none_left_open():
+        asyncio.run(run())
 
 
 @pytest.mark.parametrize(("name", "value"), [("MAX_MEMBERS", 5), ("MAX_INDEX", 2000)])

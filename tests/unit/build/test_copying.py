@@ -30,8 +30,9 @@ from engine.build.trees import DirectoryTree, Entry, MemoryTree, Tree
 from engine.errors import EngineError, InvalidParameter, NotFound
 from engine.images.layers import Layers
 from engine.storage.snapshots import Ingest
-from tests.archives import EPOCH, Node, directory, hard_link, symlink, tar
-from tests.trees import snapshot
+from tests.support.engine.descriptors import none_left_open
+from tests.support.images.archives import EPOCH, Node, directory, hard_link, symlink, tar
+from tests.support.images.trees import snapshot
 from tests.unit.build.contexts import NOW, laid_out, stream_of, with_context
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -670,9 +671,8 @@ def test_a_cancelled_copy_ends(tmp_path: Path) -> None:
         await asyncio.wait([copying])
         assert copying.cancelled()
 
-    before = sorted(os.listdir("/proc/self/fd"))
-    asyncio.run(run())
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    with none_left_open():
+        asyncio.run(run())
 
 
 def test_closing_early(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from engine.images.idle import Idle
 from engine.images.registry import Registries
 from engine.images.remote import Remote
 from engine.wire.build import BuildMessage
-from tests.archives import Node, tar
+from tests.support.images.archives import Node, tar
 from tests.unit.images.test_registry import Ask, Close, Script, Server
 
 DOCKERFILE = b"FROM scratch\nCOPY a /\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from engine.build import output, quiet
 from engine.build.running import RunningBuilds
 from engine.errors import ServerError
 from engine.wire.build import BuildMessage, BuiltImage
+from tests.support.engine.descriptors import none_left_open
 
 
 class Build:
@@ -120,7 +120,6 @@ def test_a_quiet_build_that_fails_says_what_it_kept(
 ) -> None:
     monkeypatch.setattr(output, "MEMORY", 1000)
     texts = [f"line {number}\r\n\N{SNOWMAN}" for number in range(count)]
-    descriptors = len(os.listdir("/proc/self/fd"))
 
     async def run() -> None:
         build = Build(*texts, error=ServerError("broken"))
@@ -130,6 +129,6 @@ def test_a_quiet_build_that_fails_says_what_it_kept(
                 seen.append(message.stream)
         assert seen == texts and build.closed
 
-    asyncio.run(run())
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    with none_left_open():
+        asyncio.run(run())
     assert list(tmp_path.iterdir()) == []

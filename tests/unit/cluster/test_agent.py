@@ -35,8 +35,9 @@ from engine.manager.messages import (
 )
 from engine.manager.states import TaskState
 from engine.wire.services import ServiceSpec
-from tests.fakes.manager import FakeManager
-from tests.fakes.overlays import MemoryRecords, fake_networks
+from tests.support import PATIENCE
+from tests.support.fakes.manager import FakeManager
+from tests.support.fakes.overlays import MemoryRecords, fake_networks
 
 
 class Executor:
@@ -347,7 +348,7 @@ async def test_leave(tmp_path: Path) -> None:
         assert here.executor.ended == 1 and here.manager.left and here.executor.closed
     async with site(tmp_path) as here:
         await here.manager.close()
-        await asyncio.wait_for(here.agent.leave(), 3)
+        await asyncio.wait_for(here.agent.leave(), 3 * PATIENCE)
         assert here.executor.ended == 1, "without a manager too"
 
 

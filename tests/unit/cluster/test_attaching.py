@@ -17,7 +17,8 @@ from engine.errors import EngineError, Forbidden, NotFound, ServerError
 from engine.manager.messages import Assigned, Attach, Attached, Detach, Done, NetworkView, View, Views
 from engine.networks.attachments import Lent
 from engine.wire.containers import EndpointIPAMConfig, EndpointSettings
-from tests.fakes.overlays import MemoryRecords, fake_networks
+from tests.support import PATIENCE
+from tests.support.fakes.overlays import MemoryRecords, fake_networks
 
 NET = NetworkView(name="net", vni=4097, subnets=(("10.0.0.0/20", "10.0.0.1"),), attachable=True)
 VIEWS = Views(of=(View(network="n1", definition=NET, nodes={"me": "192.168.7.1"}),))
@@ -87,7 +88,7 @@ class Site:
         return made
 
     async def until(self, probe: Callable[[], object]) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * PATIENCE):
             while not probe():  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
 
@@ -145,7 +146,7 @@ async def test_an_attachment_is_given_back_when_its_container_has_left() -> None
     await here.attaching.give_back("c1", "n1")
     assert here.attaching.in_use() == ()
     here.manager.refusal = None
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * PATIENCE):
         while here.manager.attachments:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     await asyncio.sleep(0)
@@ -183,7 +184,7 @@ async def test_no_manager_answers() -> None:
     here.online()
     here.manager.gate.clear()
     with pytest.raises(ServerError):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * PATIENCE):
             await here.lend()
     here.manager.gate.set()
     await here.close()

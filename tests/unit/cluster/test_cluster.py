@@ -19,7 +19,7 @@ from engine.cluster.state import State
 from engine.config import Config
 from engine.errors import InvalidParameter, NoSwarm
 from engine.wire.swarm import InitRequest
-from tests.fakes.overlays import MemoryRecords, fake_networks
+from tests.support.fakes.overlays import MemoryRecords, fake_networks
 
 LOADED = """
 import engine.daemon, sys

@@ -19,6 +19,7 @@ from engine.cluster.state import Directory, State
 from engine.errors import EngineError, InvalidParameter, NoSwarm, ServerError
 from engine.manager.messages import Peer
 from engine.wire.swarm import InitRequest, JoinRequest
+from tests.support import PATIENCE
 from tests.unit.cluster.world import DIGEST, FakeAgent, FakeProcess, Killed, World, run, token, until
 
 
@@ -366,7 +367,7 @@ def test_a_join_that_times_out_while_the_swarm_is_left(world: World, monkeypatch
         def slow_save(directory: Directory, state: State) -> None:
             if state.detached:
                 begun.set()
-                assert go.wait(10)
+                assert go.wait(10 * PATIENCE)
             save(directory, state)
 
         async def slow_stop(process: FakeProcess, **given: bool) -> None:

@@ -18,7 +18,8 @@ from engine.cluster.views import NodeNetworks
 from engine.errors import NotFound, ServerError
 from engine.manager.messages import EndpointView, NetworkView, PortView, ServiceView, View, Views
 from engine.networks.names import Names
-from tests.fakes.overlays import FakeOverlays, MemoryRecords, fake_networks
+from tests.support import PATIENCE
+from tests.support.fakes.overlays import FakeOverlays, MemoryRecords, fake_networks
 
 NET = NetworkView(name="net", vni=4097, subnets=(("10.0.0.0/20", "10.0.0.1"),), attachable=True)
 INGRESS = NetworkView(name="ingress", vni=4096, subnets=(("10.255.0.0/16", "10.255.0.1"),), ingress=True)
@@ -73,7 +74,7 @@ class Site:
             await asyncio.sleep(0)
 
     async def until(self, probe: Callable[[], object]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * PATIENCE):
             while not probe():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
@@ -258,7 +259,7 @@ async def test_what_is_needed_is_tried_again_at_once(monkeypatch: pytest.MonkeyP
     assert here.networks.trouble("net") == "[Errno 16] Device or resource busy"
     assert here.networks.trouble("x") == "the managers have not sent its view"
     here.overlays.trouble = None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(10 * PATIENCE):
         assert (await here.networks.need("net")).record.name == "net"
     here.overlays.found["net"].sandboxes["c1"] = object()
     assert here.networks.occupants() == [("c1", "net")]

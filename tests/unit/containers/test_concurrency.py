@@ -4,7 +4,7 @@ death of the daemon.
 A case begins in one state. The first verb is held at its n-th await point while the second runs as
 far as it can; then both continue. Afterwards the API, the rows of state.db and the fake kernel must
 agree, and a new daemon must show the same. `Container`, `Containers`, `launch`, `create` and the
-store are the real ones; tests/fakes/world.py has the fakes.
+store are the real ones; tests/support/fakes/world.py has the fakes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.containers.store import Health
 from engine.errors import EngineError, ServerError
 from engine.runtime.cgroups import Support
 from engine.wire.containers import EndpointSettings, HostConfig, RestartPolicy, UpdateBody
-from tests.fakes.world import Engine, Killed, World, check, no_descriptor, run, world
+from tests.support.fakes.world import Engine, Killed, World, check, no_descriptor, run, world
 
 __all__ = ["world"]
 

@@ -22,6 +22,7 @@ from engine.containers.health import (
 from engine.containers.lifecycle import State
 from engine.containers.store import Health, HealthResult, Status
 from engine.wire.containers import Config, Healthcheck
+from tests.support import PATIENCE
 
 SECOND = 1_000_000_000
 
@@ -163,7 +164,7 @@ def test_checks_go_on_after_one_that_could_not_be_run(failure: Exception) -> Non
         container, execs = ProbedContainer(), FailingExecs()
         checks = HealthChecks(execs)  # type: ignore[arg-type]
         checks.changed(container, True)  # type: ignore[arg-type]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(5 * PATIENCE):
             await container.healthy.wait()
         await checks.close()
         log = container.record.status.health.log

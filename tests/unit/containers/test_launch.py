@@ -16,7 +16,7 @@ import pytest
 from engine.containers import launch
 from engine.errors import ServerError
 from engine.monitor.handles import LaunchFailed
-from tests.fakes.world import World, run, world
+from tests.support.fakes.world import World, run, world
 
 __all__ = ["world"]
 

@@ -20,6 +20,7 @@ from engine.plugins.discovery import Discovery
 from engine.plugins.registry import Plugins
 from engine.wire.containers import LogConfig
 from engine.wire.plugins import PluginAnswer
+from tests.support import PATIENCE
 
 ID = "a" * 64
 
@@ -155,7 +156,7 @@ class World:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(20 * PATIENCE):
         while not condition():  # noqa: ASYNC110 (nothing would set an event)
             await asyncio.sleep(0.002)
 

@@ -4,7 +4,6 @@ at any moment."""
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Iterator
@@ -17,14 +16,14 @@ from engine._fast.frames import Demultiplexer
 from engine._fast.logwriter import LogWriter
 from engine.containers import logs
 from engine.errors import ServerError
+from tests.support import PATIENCE
+from tests.support.engine.descriptors import none_left_open
 
 
 @pytest.fixture(autouse=True)
 def _descriptors() -> Iterator[None]:
-    gc.collect()  # frees leftovers of earlier tests
-    before = len(os.listdir("/proc/self/fd"))
-    yield
-    assert len(os.listdir("/proc/self/fd")) == before
+    with none_left_open():
+        yield
 
 
 @pytest.fixture
@@ -239,7 +238,7 @@ def test_cancelled_while_a_thread_reads(writer: LogWriter, monkeypatch: pytest.M
     class Slow(logs.LogReader):  # type: ignore[misc]
         def read(self, max_bytes: int) -> bytes:
             inside.set()
-            go_on.wait(30)
+            go_on.wait(30 * PATIENCE)
             return super().read(max_bytes)
 
     monkeypatch.setattr(logs, "LogReader", Slow)

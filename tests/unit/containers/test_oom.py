@@ -11,7 +11,7 @@ import pytest
 
 from engine.containers import oom
 from engine.errors import ServerError
-from tests.fakes.world import World, run, world
+from tests.support.fakes.world import World, run, world
 
 __all__ = ["world"]
 

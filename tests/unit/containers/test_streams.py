@@ -16,6 +16,7 @@ from engine._fast.logwriter import LogWriter
 from engine.containers.streams import DEFAULT_DETACH_KEYS, Wanted, attach, parse_detach_keys
 from engine.errors import InvalidParameter
 from engine.monitor.handles import Attached, Client
+from tests.support import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_an_attach_that_comes_after_the_end_gets_the_end(tmp_path: Path, logs: b
     with ours, theirs:
         wanted = Wanted(logs=logs, stream=True, stdout=True)
         asyncio.run(attach(container, theirs.fileno(), wanted, head=b"head", early=b""))
-        ours.settimeout(20)
+        ours.settimeout(20 * PATIENCE)
         found = b""
         while data := ours.recv(4096):
             found += data

@@ -23,7 +23,7 @@ from engine.errors import Conflict, EngineError, NotFound, ServerError
 from engine.storage.records import Records
 from engine.storage.snapshots import Ingest
 from engine.wire.containers import Config, CreateBody, EndpointSettings, HostConfig
-from tests.fakes.world import Engine, Killed, World, check, run, world
+from tests.support.fakes.world import Engine, Killed, World, check, run, world
 from tests.unit.containers.test_concurrency import Hold, _as_far_as_it_can, _quiet
 
 __all__ = ["world"]

@@ -11,7 +11,7 @@ from engine.containers.container import Container
 from engine.containers.waiting import Condition
 from engine.errors import Conflict, ServerError
 from engine.pruning import Selection
-from tests.fakes.world import Engine, World, check, run, world
+from tests.support.fakes.world import Engine, World, check, run, world
 
 __all__ = ["world"]
 

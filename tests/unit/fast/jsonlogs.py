@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import json
 import os
@@ -18,6 +17,7 @@ import pytest
 from engine._fast.jsonentry import time_text
 from engine._fast.logreader import LogReader
 from engine._fast.packed import pack
+from tests.support.engine.descriptors import none_left_open
 
 SLICE = 16384
 SECOND = 10**9
@@ -124,10 +124,8 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _descriptors() -> Iterator[None]:
-    gc.collect()  # frees leftovers of earlier tests
-    before = sorted(os.listdir("/proc/self/fd"))
-    yield
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    with none_left_open():
+        yield
 
 
 def everything(reader: LogReader, chunk: int = 1 << 16) -> bytes:

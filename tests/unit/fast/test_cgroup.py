@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from engine._fast.cgroup import FORMS, NO_LIMIT, Counters, Processors, parse, samples
 from engine.containers.stats import directories
 from engine.runtime.cgroups import Cgroups
+from tests.support import PATIENCE
 
 MAX = 2**64 - 1
 numbers = st.integers(0, MAX)
@@ -364,7 +365,7 @@ class LiveCgroup:
             ["sh", "-c", enter, "sh", *argv], stdout=subprocess.PIPE, stdin=subprocess.PIPE, start_new_session=session
         )
         self.processes.append(process)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 10 * PATIENCE
         wanted = b"\0".join(map(os.fsencode, argv)) + b"\0"
         while Path(f"/proc/{process.pid}/cmdline").read_bytes() != wanted:
             assert time.monotonic() < deadline

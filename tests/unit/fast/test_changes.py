@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine._fast import layer
-from tests.archives import Node, directory, symlink, tar
+from tests.support.images.archives import Node, directory, symlink, tar
 from tests.unit.fast.test_pack import changes_of, laid_out
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

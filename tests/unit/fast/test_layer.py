@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 
 from engine._fast import layer, tree
 from engine._fast.tar import ArchiveError
-from tests.archives import Node, directory, hard_link, symlink, tar
-from tests.trees import snapshot
+from tests.support.images.archives import Node, directory, hard_link, symlink, tar
+from tests.support.images.trees import snapshot
 from tests.unit.fast.test_tar import END, extended, header, record
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine._fast.members import Members
 from engine._fast.tar import ArchiveError
-from tests.archives import Node, directory, hard_link, symlink, tar
+from tests.support.images.archives import Node, directory, hard_link, symlink, tar
 
 
 class Dribble:

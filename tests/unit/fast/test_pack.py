@@ -17,8 +17,8 @@ import pytest
 from engine._fast import layer, pack
 from engine._fast.changes import changes
 from engine._fast.tree import remove_tree
-from tests.archives import Node, directory, hard_link, tar
-from tests.trees import snapshot
+from tests.support.images.archives import Node, directory, hard_link, tar
+from tests.support.images.trees import snapshot
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 

@@ -669,7 +669,7 @@ def test_no_frame_is_left_open_when_another_process_reads_the_pipe(bench: Bench)
                 os.read(descriptor, 1 << 16)
     writer = os.fork()
     if writer == 0:
-        end = time.monotonic() + 2
+        end = time.monotonic() + 2  # seconds: of load
         while time.monotonic() < end:
             os.write(bench.ends["o"], b"\xff" * (1 << 16))
         os._exit(0)

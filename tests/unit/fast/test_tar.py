@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine._fast.tar import ArchiveError, Reader
-from tests.archives import Node, directory, hard_link, symlink, tar
+from tests.support.images.archives import Node, directory, hard_link, symlink, tar
 
 
 class Dribble:

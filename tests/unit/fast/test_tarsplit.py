@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from engine._fast import layer, tarsplit
 from engine._fast.tar import ArchiveError
-from tests.archives import Node, directory, hard_link, symlink, tar
+from tests.support.images.archives import Node, directory, hard_link, symlink, tar
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="layers are laid out as root")
 

@@ -16,6 +16,7 @@ import pytest
 from engine._fast.logwriter import LogWriter
 from engine._fast.pump import Loop, Stdio
 from engine._fast.unlogged import Unlogged, forget, left_in
+from tests.support import PATIENCE
 
 
 class Owner:
@@ -53,7 +54,7 @@ def monitor(directory: Path, pipe: int, number: int, max_size: int) -> None:
 @pytest.mark.parametrize("block", [37, 4096, 1 << 18])
 def test_no_line_is_lost_or_doubled_by_kills(tmp_path: Path, block: int, max_size: int) -> None:
     ours, theirs = os.pipe()
-    end = time.monotonic() + 2
+    end = time.monotonic() + 2  # seconds: of load
     writer = os.fork()
     if writer == 0:
         os.close(ours)
@@ -119,7 +120,7 @@ def test_what_another_monitor_has_taken_over_is_forgotten(tmp_path: Path) -> Non
         monitor(tmp_path, ours, 1, 0)
     os.write(theirs, b"password: ")
     path = os.fsencode(tmp_path / "u1")
-    end = time.monotonic() + 30
+    end = time.monotonic() + 30 * PATIENCE
     while not (Path(os.fsdecode(path)).exists() and left_in(path) and left_in(path)["key"].lines[0]):
         assert time.monotonic() < end
         time.sleep(0.01)

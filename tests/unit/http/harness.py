@@ -14,6 +14,7 @@ from engine.errors import Conflict, NotFound, NotModified
 from engine.http.messages import AnyReply, Reply, Request, StreamReply
 from engine.http.protocol import Connection
 from engine.http.server import Limits, Server
+from tests.support import PATIENCE
 
 SHORT = Limits(head_seconds=0.2, body_seconds=0.2, linger_seconds=0.2)
 
@@ -300,7 +301,7 @@ def serve(scenario: Callable[[App, str, Server], Awaitable[None]], path: str, li
             left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
             for task in left:
                 with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait_for(task, 2)
+                    await asyncio.wait_for(task, 2 * PATIENCE)
         assert not server.connections
         assert not server.timed
 

@@ -20,6 +20,7 @@ from engine.http.framing import BodyReader, ChunkedReader, LengthReader
 from engine.http.messages import Reply, Request
 from engine.http.protocol import DRAIN_LIMIT
 from engine.http.server import Limits, Server
+from tests.support import PATIENCE
 from tests.unit.http.harness import SHORT, App, answers, serve
 
 TAIL = b"GET /sync HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -123,7 +124,7 @@ def test_who_waits_is_told_that_the_client_left() -> None:
     thread = threading.Thread(target=read)
     thread.start()
     borrowed.cut()
-    thread.join(10)
+    thread.join(10 * PATIENCE)
     assert told == ["the client left in the middle of its request"]
     borrowed.close()
     client.close()
@@ -135,10 +136,10 @@ def test_a_processor_is_lent_while_it_waits() -> None:
     found: list[bytes] = []
     thread = threading.Thread(target=lambda: found.append(borrowed.read(3)))
     thread.start()
-    assert processors.acquire(timeout=10)  # the thread's own
+    assert processors.acquire(timeout=10 * PATIENCE)  # the thread's own
     client.sendall(b"abc")
     processors.release()
-    thread.join(10)
+    thread.join(10 * PATIENCE)
     assert found == [b"abc"] and not processors.acquire(blocking=False)
     borrowed.close()
     client.close()
@@ -276,13 +277,13 @@ def test_a_server_that_closes_does_not_wait_for_the_client(path: str) -> None:
         app.extra["take"] = take
         _, writer = await asyncio.open_unix_connection(path)
         writer.write(b"PUT /take HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nsome")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * PATIENCE):
             while not app.requests:  # noqa: ASYNC110 (nothing announces it)
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         for connection in list(server.connections):
             connection._transport.abort()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * PATIENCE):
             while not ended:  # noqa: ASYNC110 (nothing announces it)
                 await asyncio.sleep(0.01)
         assert ended == ["the client left in the middle of its request"]

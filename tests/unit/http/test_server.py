@@ -24,6 +24,7 @@ from engine.http.hijack import Hijack
 from engine.http.messages import AnyReply, Reply, Request, StreamReply
 from engine.http.protocol import Connection
 from engine.http.server import Limits, Server
+from tests.support import PATIENCE
 from tests.unit.http.harness import SHORT, App, answers, serve, until
 
 RAW = "application/vnd.docker.raw-stream"
@@ -640,7 +641,7 @@ def test_another_process_keeps_the_stream(path: str) -> None:
         writer.write_eof()
         assert await reader.read(-1) == b"end"
         writer.close()
-        assert children[0].wait(10) == 0
+        assert children[0].wait(10 * PATIENCE) == 0
 
     serve(scenario, path)
 

@@ -24,6 +24,7 @@ from engine.errors import ServerError
 from engine.http.messages import AnyReply, Reply, Request
 from engine.http.server import Server
 from engine.http.tls import mutual_context
+from tests.support import PATIENCE
 from tests.unit.http.harness import SHORT, App, answers, serve, until
 
 RAW = "application/vnd.docker.raw-stream"
@@ -98,7 +99,7 @@ class Client:
     """A blocking TLS client that can half-close, as Go's can and asyncio's cannot."""
 
     def __init__(self, port: int, context: ssl.SSLContext) -> None:
-        self.raw = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.raw = socket.create_connection(("127.0.0.1", port), timeout=10 * PATIENCE)
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self.tls = context.wrap_bio(self.incoming, self.outgoing, server_hostname="127.0.0.1")
         self._kept = bytearray()

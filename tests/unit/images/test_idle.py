@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.images.idle import Idle
-from tests.archives import Image, docker_archive
+from tests.support.images.archives import Image, docker_archive
 from tests.unit.images.test_registry import HIGH, LOW, Good, run, stage
 
 

@@ -22,6 +22,7 @@ from engine.images.spans import Incoming, Span
 from engine.storage.snapshots import Ingest
 from engine.system import files
 from engine.system.threads import LongWork
+from tests.support import PATIENCE
 
 SIZE = 256 << 20
 
@@ -79,7 +80,7 @@ class Slow:
 
         def read(source: Slow, buffer: memoryview) -> int:
             self.begun.set()
-            assert self.go.wait(30)
+            assert self.go.wait(30 * PATIENCE)
             self.told.append("read")
             return len(buffer)
 
@@ -147,7 +148,7 @@ def test_bytes_are_waited_for(descriptors: tuple[int, int]) -> None:
             incoming.arrived()
             await asyncio.sleep(0.01)
         assert await waiting == 7
-        assert incoming.wait(6) == 1
+        assert incoming.wait(6) == 1  # seconds: none, but bytes
         there = 10
         assert incoming.wait(9, 8) == 1  # at most all of it can come
         await incoming.whole()

@@ -16,7 +16,7 @@ import pytest
 from engine.errors import EngineError, InvalidParameter, NotFound
 from engine.images.platforms import HOST, text_of
 from engine.wire.images import Platform
-from tests.archives import Image, Node, digest, tar
+from tests.support.images.archives import Image, Node, digest, tar
 from tests.unit.images.test_store import Run, Stage, pieces, run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -23,7 +23,7 @@ from engine.images.record import ImageRecord, ImageUser
 from engine.images.usage import Sizes
 from engine.pruning import Selection
 from engine.wire.images import ImageConfig, ImagesPruned
-from tests.archives import Image, docker_archive
+from tests.support.images.archives import Image, docker_archive
 from tests.unit.images.test_store import BARE, CHILD, GRANDCHILD, ONE, OTHER, TWO, Run, Stage, run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

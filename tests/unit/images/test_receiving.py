@@ -22,7 +22,7 @@ from engine.images.layers import Extracted, Hashing
 from engine.images.spans import Span
 from engine.storage.snapshots import Ingest
 from engine.system import files
-from tests.archives import Image, Node, directory, docker_archive, tar
+from tests.support.images.archives import Image, Node, directory, docker_archive, tar
 from tests.unit.images.test_store import LOW, ONE, OTHER, TWO, Stage, pieces
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

@@ -34,7 +34,7 @@ from engine.images.credentials import (
 )
 from engine.images.remote import Remote, Search
 from engine.wire.images import Progress
-from tests.archives import Image, Node, digest, directory, docker_archive, tar
+from tests.support.images.archives import Image, Node, digest, directory, docker_archive, tar
 from tests.unit.images.test_store import Stage
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

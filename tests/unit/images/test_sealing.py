@@ -29,8 +29,9 @@ from engine.images.importing import EMPTY_LAYER
 from engine.images.layers import Layers
 from engine.images.sealing import Sealed
 from engine.storage.snapshots import Ingest
-from tests.fakes.snapshots import Disk, FakeSnapshots
-from tests.trees import snapshot
+from tests.support import PATIENCE
+from tests.support.fakes.snapshots import Disk, FakeSnapshots
+from tests.support.images.trees import snapshot
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -264,7 +265,7 @@ def test_a_cancelled_or_failed_seal_leaves_nothing(tmp_path: Path, monkeypatch: 
 
     def wait(ingest: Ingest, below: Sequence[Path], drop: Sequence[str], stop: threading.Event) -> Sealed:
         entered.set()
-        assert stop.wait(10) and ingest.path.exists()
+        assert stop.wait(10 * PATIENCE) and ingest.path.exists()
         raise ServerError("cancelled")
 
     async def story() -> None:

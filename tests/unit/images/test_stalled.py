@@ -18,8 +18,8 @@ import pytest
 
 from engine.images import archive, importing
 from engine.images.reference import with_tag
-from tests import client
-from tests.archives import Image, Node, directory, docker_archive, legacy_archive, tar
+from tests.support import PATIENCE
+from tests.support.images.archives import Image, Node, directory, docker_archive, legacy_archive, tar
 from tests.unit.images.test_registry import Ask, Good, Server, asked, blob
 from tests.unit.images.test_registry import stage as with_registry
 from tests.unit.images.test_store import HIGH, LOW, Stage, pieces
@@ -89,7 +89,7 @@ def test_stalled_uploads_hold_nobody_up(tmp_path: Path, compress: Callable[[byte
         async with Stage(tmp_path) as stage:
             before = await stage.load(docker_archive(Image([LOW], ["before:latest"])))
             assert before
-            async with asyncio.timeout(30 * client.PATIENCE), stalled_uploads(stage, compress, tick):
+            async with asyncio.timeout(30 * PATIENCE), stalled_uploads(stage, compress, tick):
                 await stage.load(docker_archive(Image([LOW, HIGH], ["plain:latest"])))
                 await stage.load(gzip.compress(docker_archive(Image([LOW, SMALL], ["packed:latest"]))))
                 await stage.load(legacy_archive(Image([HIGH, SMALL], ["legacy:latest"])))
@@ -127,7 +127,7 @@ def test_stalled_registries_hold_nobody_up(tmp_path: Path) -> None:
             pulls = [asyncio.create_task(puller.pull(f"{server.host}/a/b")) for server in servers]
             await asked(lambda: all(sum("/blobs/" in ask.path for ask in server.asked) >= 6 for server in servers))
             await asyncio.sleep(0.3)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(20 * PATIENCE):
                 await puller.stage.load(docker_archive(Image([LOW, HIGH], ["plain:latest"])))
                 await puller.stage.load(gzip.compress(legacy_archive(Image([HIGH, SMALL], ["legacy:latest"]))))
             for pull in pulls:

@@ -34,7 +34,7 @@ from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
 from engine.wire.images import Progress
-from tests.archives import (
+from tests.support.images.archives import (
     Image,
     Node,
     digest,

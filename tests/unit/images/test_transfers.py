@@ -33,8 +33,9 @@ from engine.storage.content import Content
 from engine.storage.records import Records
 from engine.system import files
 from engine.wire.images import Progress
-from tests.archives import Image, Node, digest, directory, docker_archive, tar
-from tests.fakes.snapshots import Disk, FakeSnapshots
+from tests.support import PATIENCE
+from tests.support.fakes.snapshots import Disk, FakeSnapshots
+from tests.support.images.archives import Image, Node, digest, directory, docker_archive, tar
 from tests.unit.images.test_store import pieces
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -397,7 +398,7 @@ def test_a_load_does_not_wait_for_a_pull(tmp_path: Path) -> None:
             transfers.repository.gates[name] = asyncio.Event()
         pulling = asyncio.create_task(all_of(transfers.pull()))
         await until(lambda: len(transfers.images.layers._making) == 2)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(20 * PATIENCE):
             await transfers.load()
         assert not pulling.done()
         for gate in transfers.repository.gates.values():

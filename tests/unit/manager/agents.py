@@ -34,7 +34,7 @@ from engine.wire.nodes import NodeDescription
 from engine.wire.services import ServiceSpec
 from engine.wire.swarm import DispatcherConfig, SwarmSpec
 from engine.wire.tasks import ContainerSpec, TaskSpec
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.clock import FakeClock
 
 PERIOD = 5.0
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from engine.manager.store import Store
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from engine.manager.records import (
 )
 from engine.manager.states import NodeState, TaskState
 from engine.manager.store import Delete, Event, Put, Store
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
-from tests.fakes.swarm import Swarm, leading
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
+from tests.support.fakes.swarm import Swarm, leading
 
 NOW = 1000.0
 

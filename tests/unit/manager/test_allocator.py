@@ -15,9 +15,9 @@ from engine.manager.records import (
 )
 from engine.manager.states import NodeState, TaskState
 from engine.manager.store import Delete, Put, Store
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
-from tests.fakes.swarm import Swarm, leading, seconds
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
+from tests.support.fakes.swarm import Swarm, leading, seconds
 
 HTTP = [{"Protocol": "tcp", "TargetPort": 80, "PublishedPort": 8080, "PublishMode": "ingress"}]
 

@@ -19,8 +19,8 @@ from engine.manager.records import CLAIMS, CLUSTER, Claim, Cluster
 from engine.manager.restoring import address
 from engine.manager.store import Compare, Put, Stale, Store
 from engine.wire.swarm import SwarmSpec
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
 
 HEADER = Header(format=1, swarm="s", revision=7, time=1)
 ROOT = Cluster(id="s1", created=1, updated=1, spec=SwarmSpec(), root="", worker_token="w", manager_token="m")

@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import ServerError
 from engine.manager.batches import FIRST, FULL, PAUSE, Batches
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.clock import FakeClock
 
 
 class Work:

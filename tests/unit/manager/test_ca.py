@@ -31,7 +31,7 @@ from engine.manager.records import CAKey, Cluster, NodeRecord
 from engine.manager.states import Role
 from engine.manager.store import Put, Store
 from engine.wire.swarm import CAConfig, ExternalCA, SwarmSpec
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.clock import FakeClock
 
 NODE = "n" * 25
 HOUR = 3600 * SECOND

@@ -22,8 +22,8 @@ from engine.wire.nodes import NodeDescription
 from engine.wire.secrets import ConfigSpec, SecretSpec
 from engine.wire.swarm import Driver, TaskDefaults
 from engine.wire.tasks import ConfigReference, SecretReference
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
 from tests.unit.manager.agents import (
     Agent,
     cluster,

@@ -6,8 +6,8 @@ import pytest
 
 from engine.manager.states import Availability, NodeState, Role, TaskState
 from engine.manager.store import Store
-from tests.fakes.clock import FakeClock
-from tests.fakes.swarm import leading, seconds
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.swarm import leading, seconds
 
 GLOBAL = {"Global": {}}
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from engine.manager.records import SERVICE_STATUS, SERVICES, TASKS
 from engine.manager.states import Availability, TaskState
 from engine.manager.store import Put, Store
-from tests.fakes.clock import FakeClock
-from tests.fakes.swarm import Swarm, leading, seconds
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.swarm import Swarm, leading, seconds
 
 
 def job(concurrent: int | None = None, total: int | None = None) -> dict[str, Any]:

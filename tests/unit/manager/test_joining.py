@@ -26,8 +26,8 @@ from engine.manager.states import Availability, NodeState, Role
 from engine.manager.store import Compare, Delete, Put, Store
 from engine.wire.nodes import NodeDescription
 from engine.wire.swarm import CAConfig, SwarmSpec
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
 
 NODE = "node1"
 """As the fake names its first member."""

@@ -10,8 +10,8 @@ import pytest
 from engine.manager.leader import Leadership
 from engine.manager.records import CLAIMS, LEADER, MANAGERS, Claim, Leader, ManagerPresence
 from engine.manager.store import Compare, Fenced, Put, Store
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
 
 
 class Manager:

@@ -32,8 +32,9 @@ from engine.manager.store import Put, Store
 from engine.manager.tls import Credentials, dial
 from engine.wire.nodes import NodeDescription
 from engine.wire.swarm import SwarmSpec
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
+from tests.support import PATIENCE
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
 
 NODE = "m" * 25
 HOUR = 3600 * SECOND
@@ -350,7 +351,7 @@ async def test_silent_connections_make_room(tmp_path: Path) -> None:
         connection = await dial(here.address, here.anonymous())
         assert await allowed(connection, (messages.FetchRoot(),)) == ["FetchRoot"]
         assert await allowed(known, (HELLO,)) == ["Hello"]
-        assert await asyncio.wait_for(silent[0][0].read(), 5) == b""
+        assert await asyncio.wait_for(silent[0][0].read(), 5 * PATIENCE) == b""
         for _, writer in silent:
             writer.close()
         await connection.close()
@@ -365,14 +366,14 @@ async def test_slow_handshakes_and_strangers_time_out(tmp_path: Path, monkeypatc
         worker = await here.node("worker1", Role.WORKER)
         reader, writer = await asyncio.open_connection(*here.address.split(":"))
         writer.write(b"\x16\x03\x01")
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), 5 * PATIENCE) == b""
         writer.close()
         visitor = await dial(here.address, here.anonymous())
-        await asyncio.wait_for(visitor.closed.wait(), 5)
+        await asyncio.wait_for(visitor.closed.wait(), 5 * PATIENCE)
         mute = await dial(here.address, worker.client())
         session = await dial(here.address, worker.client())
         assert await allowed(session, (HELLO,)) == ["Hello"]
-        await asyncio.wait_for(mute.closed.wait(), 5)
+        await asyncio.wait_for(mute.closed.wait(), 5 * PATIENCE)
         await asyncio.sleep(0.5)
         assert not session.closed.is_set(), "beats are the session's own business"
         await session.close()

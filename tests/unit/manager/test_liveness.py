@@ -10,7 +10,7 @@ from engine.manager.loops import Acting
 from engine.manager.records import ManagerPresence, NodeData
 from engine.manager.states import NodeState, TaskState
 from engine.manager.store import Compare, Delete, Fenced, Put, Store
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.clock import FakeClock
 from tests.unit.manager.agents import cluster, found, node_record, node_state, state_of, status_record, task
 
 

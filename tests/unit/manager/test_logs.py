@@ -24,8 +24,8 @@ from engine.manager.messages import Ended, Follow, LogLine, LogLines, ReadLogs
 from engine.manager.records import TaskStatus
 from engine.manager.states import Role, TaskState
 from engine.manager.store import Delete, Put, Store
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
 from tests.unit.manager.agents import Agent, dispatcher_of, found, task
 
 QUERY = {"follow": False, "stdout": True, "stderr": True, "since": 0, "tail": -1, "details": False}

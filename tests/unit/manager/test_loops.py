@@ -13,8 +13,8 @@ from engine.manager.kv import Batch
 from engine.manager.loops import Acting, Loops
 from engine.manager.records import CLAIMS, LEADER, Claim, encode
 from engine.manager.store import Compare, Event, Store
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
 
 
 class Recorder:

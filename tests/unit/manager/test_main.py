@@ -10,6 +10,7 @@ import pytest
 from engine.manager import main
 from engine.manager.process import SOCKET
 from engine.system.tasks import spawn
+from tests.support import PATIENCE
 
 
 async def test_the_process_ends_when_a_part_fails_that_it_cannot_do_without(
@@ -26,6 +27,6 @@ async def test_the_process_ends_when_a_part_fails_that_it_cannot_do_without(
         raise ZeroDivisionError
 
     spawn(fail(), "manager: watch of etcd", fatal=True)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(5 * PATIENCE):
         assert await process == main.FAILED
     assert not (tmp_path / SOCKET).exists()

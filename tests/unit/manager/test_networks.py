@@ -21,7 +21,7 @@ from engine.manager.records import (
     name_claim,
 )
 from engine.manager.store import Compare, Delete, Put, Store
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.clock import FakeClock
 
 
 async def cluster(clock: Clock, *pools: str, size: int = 24) -> Cluster:

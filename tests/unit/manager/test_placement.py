@@ -15,7 +15,7 @@ from engine.manager.placement import FAILURES, FAILURES_WITHIN, Demand, Placemen
 from engine.manager.records import NodeData, NodeRecord
 from engine.manager.states import Availability, NodeState
 from engine.wire.nodes import NodeDescription
-from tests.fakes.swarm import spec
+from tests.support.fakes.swarm import spec
 
 GIB = 1 << 30
 

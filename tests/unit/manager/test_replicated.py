@@ -7,8 +7,8 @@ import pytest
 from engine.manager.records import NODE_DATA, SPEC_VERSIONS, TASKS
 from engine.manager.states import Availability, NodeState, TaskState
 from engine.manager.store import Put, Store
-from tests.fakes.clock import FakeClock
-from tests.fakes.swarm import leading, seconds
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.swarm import leading, seconds
 
 
 async def test_a_service_runs_its_replicas_spread_over_the_nodes(store: Store, clock: FakeClock) -> None:

@@ -28,8 +28,8 @@ from engine.manager.rotation import RotationLoop, trust_claim
 from engine.manager.states import Role
 from engine.manager.store import Compare, Delete, Put, Store
 from engine.wire.swarm import CAConfig, SwarmSpec
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
 
 ADDRESS = "10.0.0.1:2377"
 NOW = FakeClock().now()

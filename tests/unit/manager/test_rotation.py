@@ -22,7 +22,7 @@ from engine.manager.states import Role
 from engine.manager.store import Compare, Put, Store
 from engine.manager.tls import Credentials
 from engine.wire.swarm import CAConfig, SwarmSpec
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.clock import FakeClock
 
 HOUR = 3600 * SECOND
 MANAGER, WORKER = "manager1", "worker1"

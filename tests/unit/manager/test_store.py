@@ -11,8 +11,9 @@ from engine.errors import ServerError
 from engine.manager.records import CLAIMS, LEADER, TASKS, Claim, Leader, Task
 from engine.manager.states import TaskState
 from engine.manager.store import Compare, Delete, Event, Fenced, Put, Stale, Store
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
+from tests.support import PATIENCE
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
 
 
 def claim(holder: str = "a") -> Claim:
@@ -198,7 +199,7 @@ async def test_without_quorum_a_write_is_given_up(etcd: FakeEtcd, clock: FakeClo
     await clock.advance(3)
     with pytest.raises(ServerError, match=r"context deadline exceeded.*1 of 3 managers reachable"):
         await writing
-    assert "1 of 3 managers reachable" in await asyncio.wait_for(_advance(store.current(), clock, 6), 5)
+    assert "1 of 3 managers reachable" in await asyncio.wait_for(_advance(store.current(), clock, 6), 5 * PATIENCE)
     etcd.down = False
     await store.commit([Put(CLAIMS, "x", claim())])
     assert await store.current() == ""

@@ -13,8 +13,8 @@ from engine.manager import updates
 from engine.manager.records import CLAIMS, SERVICE_STATUS, SERVICES, SPEC_VERSIONS, Claim, Task, port_claim
 from engine.manager.states import Availability, NodeState, TaskState
 from engine.manager.store import Put, Store
-from tests.fakes.clock import FakeClock
-from tests.fakes.swarm import Swarm, leading, seconds, spec
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.swarm import Swarm, leading, seconds, spec
 
 
 def images(swarm: Swarm, service: str) -> set[str]:

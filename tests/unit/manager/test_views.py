@@ -30,7 +30,7 @@ from engine.manager.store import Change, Delete, Put, Store
 from engine.manager.views import Feed, NetworkViews
 from engine.wire.services import Endpoint, EndpointSpec, VirtualIP
 from engine.wire.tasks import NetworkAttachmentConfig, PortConfig
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.clock import FakeClock
 from tests.unit.manager.agents import Agent, found, node_record, service, task
 
 NODES = ("n1", "n2", "n3")

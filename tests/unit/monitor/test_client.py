@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl
-import gc
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -20,7 +19,9 @@ from engine.monitor import client as client_module
 from engine.monitor import messages, previous
 from engine.monitor.client import Monitor
 from engine.monitor.handles import Exit, Interrupted, LaunchFailed
-from tests.fakes.peer import Peer
+from tests.support import PATIENCE
+from tests.support.engine.descriptors import none_left_open
+from tests.support.fakes.peer import Peer
 
 
 def no_monitor(self: Monitor, connection: int, lock: int) -> tuple[int, int]:
@@ -58,7 +59,7 @@ def drive(
         monitor._spawn = peer.spawn  # type: ignore[method-assign]
         opening = asyncio.ensure_future(monitor.open())
         await peer.greet()
-        await asyncio.wait_for(opening, 10)
+        await asyncio.wait_for(opening, 10 * PATIENCE)
         try:
             await story(monitor, peer, ends)
         finally:
@@ -66,14 +67,12 @@ def drive(
             peer.die()
             await asyncio.sleep(0)
 
-    gc.collect()  # descriptors of earlier tests are not closed meanwhile
-    before = os.listdir("/proc/self/fd")
-    asyncio.run(asyncio.wait_for(play(), 30))
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    with none_left_open():
+        asyncio.run(asyncio.wait_for(play(), 30 * PATIENCE))
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(10 * PATIENCE):
         while not condition():  # noqa: ASYNC110 (what is waited for has no event)
             await asyncio.sleep(0.001)
 
@@ -98,7 +97,7 @@ def test_a_process_hands_out_its_exit(tmp_path: Path) -> None:
         assert monitor.processes == {"one": process} and not process.exit.done()
         assert process.stdio == "oe" and len(process.descriptors) == 3
         peer.send(messages.Exited("one", 3, 9))
-        assert await asyncio.wait_for(asyncio.shield(process.exit), 10) == Exit(3, 9)
+        assert await asyncio.wait_for(asyncio.shield(process.exit), 10 * PATIENCE) == Exit(3, 9)
         await asyncio.sleep(0)
         assert ends == [("one", Exit(3, 9))] and not monitor.processes and process.descriptors == []
 
@@ -112,7 +111,7 @@ def test_a_process_that_ends_during_its_run(tmp_path: Path) -> None:
     async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
         task = await launch(monitor, peer)
         peer.send(messages.Exited("one", 127, 9))
-        process = await asyncio.wait_for(asyncio.shield(task), 10)
+        process = await asyncio.wait_for(asyncio.shield(task), 10 * PATIENCE)
         assert process.pid == 77 and process.exit.done() and process.exit.result() == Exit(127, 9)
         await asyncio.sleep(0)
         assert ends == [("one", Exit(127, 9))]
@@ -160,7 +159,7 @@ def test_a_process_lives_through_its_monitor(tmp_path: Path, monkeypatch: pytest
         assert caught.value.interrupted
         assert not process.exit.done() and monitor.processes["one"] is process
         peer.send(messages.Exited("one", 0, 9))
-        assert await asyncio.wait_for(asyncio.shield(process.exit), 10) == Exit(0, 9)
+        assert await asyncio.wait_for(asyncio.shield(process.exit), 10 * PATIENCE) == Exit(0, 9)
 
     drive(tmp_path, story)
 
@@ -181,7 +180,7 @@ def test_a_monitor_that_lives_on_tells_of_its_processes_again(tmp_path: Path, mo
         await until(monitor._connected.is_set)
         assert monitor.processes == {"one": process} and len(process.descriptors) == 3 and peer.starts == 0
         peer.send(messages.Exited("one", 5, 9))
-        assert await asyncio.wait_for(asyncio.shield(process.exit), 10) == Exit(5, 9)
+        assert await asyncio.wait_for(asyncio.shield(process.exit), 10 * PATIENCE) == Exit(5, 9)
 
     drive(tmp_path, story)
 
@@ -200,7 +199,7 @@ def test_a_monitor_of_the_previous_protocol(tmp_path: Path) -> None:
         await until(lambda: "two" in monitor.processes)
         assert monitor.processes["two"].log == target
         peer.send(messages.Exited("one", 0, 9))
-        await asyncio.wait_for(asyncio.shield(process.exit), 10)
+        await asyncio.wait_for(asyncio.shield(process.exit), 10 * PATIENCE)
 
     drive(tmp_path, story, previous.CODEC)
 
@@ -216,11 +215,11 @@ def test_a_monitor_of_an_unknown_protocol(tmp_path: Path) -> None:
             assert isinstance(hello, messages.Hello) and hello.protocol == protocol
             peer.send(messages.Failed(hello.seq, "the monitor speaks protocol 99"))
         with pytest.raises(ServerError, match="of another version: the monitor speaks protocol 99"):
-            await asyncio.wait_for(opening, 10)
+            await asyncio.wait_for(opening, 10 * PATIENCE)
         await monitor.close()
         peer.die()
 
-    asyncio.run(asyncio.wait_for(play(), 30))
+    asyncio.run(asyncio.wait_for(play(), 30 * PATIENCE))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +351,7 @@ def test_a_monitor_that_another_daemon_has_started_is_awaited(tmp_path: Path) ->
         await monitor.close()
         peer.die()
 
-    asyncio.run(asyncio.wait_for(play(), 30))
+    asyncio.run(asyncio.wait_for(play(), 30 * PATIENCE))
 
 
 def test_a_monitor_that_dies_before_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,7 +447,7 @@ def test_a_monitor_that_dies_right_after_it_answered(tmp_path: Path) -> None:
         await monitor.close()
         peer.die()
 
-    asyncio.run(asyncio.wait_for(play(), 30))
+    asyncio.run(asyncio.wait_for(play(), 30 * PATIENCE))
 
 
 def test_a_process_that_is_refused_before_the_monitor_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,7 +490,7 @@ def test_reports_of_a_dead_monitor_are_read(tmp_path: Path, monkeypatch: pytest.
         peer.send(messages.Done(order.seq, pid=77), descriptors(3))
         peer.send(messages.State("two", 78, True, "oe"), descriptors(3))
         peer.die()
-        assert (await asyncio.wait_for(task, 10)).pid == 77
+        assert (await asyncio.wait_for(task, 10 * PATIENCE)).pid == 77
         await peer.greet()
         adopted = [await peer.next(), await peer.next()]
         assert [each.key for each in adopted if isinstance(each, messages.Adopt)] == ["one", "two"]
@@ -511,7 +510,7 @@ def test_only_a_terminal_has_a_size(tmp_path: Path, tty: bool) -> None:
             order = await peer.next()
             assert isinstance(order, messages.Resize)
             peer.send(messages.Done(order.seq))
-        await asyncio.wait_for(resizing, 10)
+        await asyncio.wait_for(resizing, 10 * PATIENCE)
         assert peer.orders.empty()
 
     drive(tmp_path, story)
@@ -554,7 +553,7 @@ def test_a_monitor_that_dies_during_a_launch(tmp_path: Path, monkeypatch: pytest
         assert {type(each) for each in orders} == {messages.Forget, messages.Watch}
         asked = next(each for each in orders if isinstance(each, messages.Watch))
         peer.send(messages.Done(asked.seq))
-        await asyncio.wait_for(watch, 10)
+        await asyncio.wait_for(watch, 10 * PATIENCE)
 
     drive(tmp_path, story)
 

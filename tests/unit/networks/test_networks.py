@@ -27,7 +27,7 @@ from engine.storage.records import Records
 from engine.system.netlink.codec import NetlinkError
 from engine.wire.containers import EndpointIPAMConfig, EndpointSettings, PortBinding
 from engine.wire.networks import NetworkCreate
-from tests.fakes.networks import Both
+from tests.support.fakes.networks import Both
 from tests.unit.networks.fakes import Host, Kernel
 
 ANY = EndpointSettings()

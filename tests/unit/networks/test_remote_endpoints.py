@@ -23,7 +23,7 @@ from engine.plugins.registry import Plugins
 from engine.storage.records import Records
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import NetworkCreate
-from tests.fakes.networks import Both
+from tests.support.fakes.networks import Both
 from tests.unit.networks.fakes import Host
 
 ONE, TWO = "c1" * 32, "c2" * 32

@@ -20,7 +20,7 @@ from engine.plugins.authz import Chain, Denied, Exchange, Failed
 from engine.plugins.discovery import Discovery, Endpoint
 from engine.plugins.registry import Plugins
 from engine.wire.authz import AuthzRequest, AuthzResponse
-from tests.plugins import AuthzPlugin, Plugin, Raw
+from tests.support.plugins.protocol import AuthzPlugin, Plugin, Raw
 
 ASKED = AuthzRequest(request_method="GET", request_uri="/info", request_headers={"A": "b"})
 REPLIED = AuthzResponse(response_status_code=200, response_headers={"C": "d"})

@@ -13,7 +13,7 @@ from engine.errors import NotFound, ServerError
 from engine.plugins.client import Plugin
 from engine.plugins.discovery import Discovery, Endpoint, endpoint, read_specification
 from engine.plugins.registry import Plugins
-from tests.plugins import VolumePlugin
+from tests.support.plugins.protocol import VolumePlugin
 
 
 @pytest.mark.parametrize(

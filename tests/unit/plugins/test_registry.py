@@ -13,7 +13,8 @@ from engine.errors import NotFound, ServerError
 from engine.plugins.discovery import Discovery
 from engine.plugins.registry import Plugins
 from engine.wire.plugins import PluginAnswer
-from tests.plugins import VolumePlugin
+from tests.support import PATIENCE
+from tests.support.plugins.protocol import VolumePlugin
 
 
 def with_plugin(work: Callable[[Plugins, VolumePlugin], Awaitable[None]]) -> None:
@@ -70,7 +71,7 @@ def test_calls_under_way_end_soon_when_the_engine_stops() -> None:
         call = asyncio.ensure_future(found.call("VolumeDriver.Get", PluginAnswer))
         await asyncio.sleep(0)
         plugins.hurry(0.2)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(2 * PATIENCE):
             with pytest.raises(ServerError, match="did not answer before the engine stopped"):
                 await call
 

@@ -13,7 +13,7 @@ import pytest
 
 from engine.runtime import capabilities, seccomp
 from engine.system import seccomp as compiler
-from tests import seccomp as comparison
+from tests.support.engine import seccomp as comparison
 
 ALLOW = 0x7FFF0000
 EPERM, ENOSYS = 0x50001, 0x50026

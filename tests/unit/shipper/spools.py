@@ -15,6 +15,7 @@ from engine.logs.deliveries import Delivery, Fluentd, Remote, Syslog
 from engine.shipper import forms
 from engine.shipper.destination import Destination
 from engine.shipper.feed import Entry, Feed
+from tests.support import PATIENCE
 
 ID = "c0ffee" * 10 + "abcd"
 TARGET = Syslog("tcp", "127.0.0.1", 1)
@@ -42,7 +43,7 @@ def numbers(entries: list[Entry]) -> list[int]:
 
 async def until(condition: Callable[[], Any]) -> None:
     """Let the loop run until something is true. Its tasks take a few turns."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(20 * PATIENCE):
         while not condition():  # noqa: ASYNC110 (nothing would set an event)
             await asyncio.sleep(0)
 

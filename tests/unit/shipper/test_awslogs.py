@@ -39,7 +39,8 @@ from engine.shipper.senders.awslogs import (
     rejected,
     split,
 )
-from tests.receivers import not_valid
+from tests.support import PATIENCE
+from tests.support.logs.receivers import not_valid
 from tests.unit.shipper.feeds import Owner, Spool, document
 
 DAY = 86_400_000
@@ -599,7 +600,7 @@ class World:
         return made
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 30 * PATIENCE
         while not condition():
             assert time.monotonic() < end
             await asyncio.sleep(0.001)

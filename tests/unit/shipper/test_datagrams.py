@@ -31,7 +31,7 @@ from engine.shipper.senders.datagrams import (
     SyslogDatagrams,
     chunks,
 )
-from tests.targets.gelf import Chunks, decoded
+from tests.support.logs.targets.gelf import Chunks, decoded
 from tests.unit.shipper.spools import Owner, Spool, delivery, number, until
 
 # --- GELF -----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from engine.shipper.destination import Refused
 from engine.shipper.senders import fluentd, streams
 from engine.shipper.senders.fluentd import CHUNKS, FluentdStream, answers
 from engine.shipper.senders.streams import Connection
-from tests.targets.forward import Incomplete, unpack
+from tests.support.logs.targets.forward import Incomplete, unpack
 from tests.unit.shipper.spools import Owner, Spool, until
 from tests.unit.shipper.test_streams import Line
 

@@ -15,7 +15,7 @@ import pytest
 from engine._fast.wireform import Form
 from engine.logs.deliveries import Fluentd, Gelf, Splunk, Syslog, Tls
 from engine.shipper import forms
-from tests.targets.forward import EventTime, unpack
+from tests.support.logs.targets.forward import EventTime, unpack
 from tests.unit.shipper.spools import ID, delivery
 
 TIME = "2026-01-02T03:04:05.123456789Z"

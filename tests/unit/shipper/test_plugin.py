@@ -23,7 +23,8 @@ from engine.logs.deliveries import LogPlugin
 from engine.shipper.feed import Entry
 from engine.shipper.senders import plugin
 from engine.shipper.senders.plugin import PAGE, Pipe, Plugin, frame, frames
-from tests.targets.log_plugin import LogEntry, whole
+from tests.support import PATIENCE
+from tests.support.logs.targets.log_plugin import LogEntry, whole
 from tests.unit.shipper import feeds
 from tests.unit.shipper.feeds import Owner
 from tests.unit.shipper.spools import until
@@ -219,7 +220,7 @@ class Reading:
 
     async def lines(self, count: int) -> list[bytes]:
         """Reads until so many have come."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(20 * PATIENCE):
             while True:
                 with contextlib.suppress(BlockingIOError):
                     self.got += os.read(self.fd, 1 << 16)

@@ -25,7 +25,8 @@ from engine.shipper import destination as destinations
 from engine.shipper import process
 from engine.shipper.feed import Feed
 from engine.shipper.process import BUSY, Shipper, main
-from tests.shipping import Shipping, Spool
+from tests.support import PATIENCE
+from tests.support.logs.shipping import Shipping, Spool
 from tests.unit.shipper.spools import until
 
 
@@ -621,7 +622,7 @@ def test_a_feed_is_not_closed_while_its_position_is_written(stage: Stage, monkey
 
     def save(feed: Feed, position: cursor.Cursor) -> None:
         writes.set()
-        assert may_write.wait(20)
+        assert may_write.wait(20 * PATIENCE)
         assert feed._cursor >= 0
         real(feed, position)
 

@@ -24,7 +24,8 @@ from engine.logs.web import Answer
 from engine.shipper.feed import Entry
 from engine.shipper.senders import splunk
 from engine.shipper.senders.splunk import Event, JsonEvents, SplunkCollector, without_refused
-from tests.receivers import documents
+from tests.support import PATIENCE
+from tests.support.logs.receivers import documents
 from tests.unit.shipper.feeds import Owner, Spool, document
 
 URL = "https://hec.example:8088/services/collector/event/1.0"
@@ -304,7 +305,7 @@ class World:
         return made
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 30 * PATIENCE
         while not condition():
             assert time.monotonic() < end
             await asyncio.sleep(0.001)

@@ -15,6 +15,7 @@ import pytest
 from engine.system import grace_period
 from engine.system.grace_period import GracePeriod, begin, mounted, own
 from engine.system.mounts import Mount, mounts
+from tests.support import PATIENCE
 
 V1 = {"cpu": ("/c/cpu", "/"), "memory": ("/c/memory", "/"), "name=systemd": ("/c/systemd", "/")}
 
@@ -138,7 +139,7 @@ def test_it_is_begun_only_where_the_wait_would_be_long(monkeypatch: pytest.Monke
         nonlocal count
         count += 1
         begun.release()
-        assert go_on.acquire(timeout=10)
+        assert go_on.acquire(timeout=10 * PATIENCE)
         return True
 
     monkeypatch.setattr(grace_period, "begin", begin)

@@ -11,6 +11,7 @@ import pytest
 
 from engine.errors import ServerError
 from engine.system import memory
+from tests.support import PATIENCE
 
 
 def test_many_calls_trim_once_when_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +22,7 @@ def test_many_calls_trim_once_when_it_is_quiet(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(memory, "malloc_trim", lambda: bool(trims.append(threading.current_thread().name)))
 
     async def trimmed(count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(10 * PATIENCE):
             while len(trims) < count:  # noqa: ASYNC110 (a thread appends to it)
                 await asyncio.sleep(0.01)
 

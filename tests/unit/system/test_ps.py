@@ -20,6 +20,7 @@ from engine.system.ps.listing import process_list
 from engine.system.ps.options import DEFAULT, parse
 from engine.system.ps.process import Host, Process, accounts
 from engine.wire.stats import ProcessList
+from tests.support import PATIENCE
 from tests.unit.fast.test_cgroup import LiveCgroup, live
 
 __all__ = ["live"]  # the fixture
@@ -60,13 +61,13 @@ def pids() -> Iterator[list[int]]:
     processes[2].kill()
     os.close(master)
     for process in processes:
-        process.wait(10)
+        process.wait(10 * PATIENCE)
         if process.stdout is not None:
             process.stdout.close()
 
 
 def _until(condition: object) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 10 * PATIENCE
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
         time.sleep(0.001)

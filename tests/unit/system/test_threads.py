@@ -15,6 +15,7 @@ from engine.networks.drivers import Workers
 from engine.system import threads
 from engine.system.detached_mounts import MountNamespace
 from engine.volumes.local import LocalDriver
+from tests.support import PATIENCE
 
 
 def test_uninterrupted_returns_the_result_or_the_failure() -> None:
@@ -64,7 +65,8 @@ def test_stalled_work_holds_up_no_other() -> None:
         release = threading.Event()
         stalled = [threads.in_own_thread(release.wait, "stalled") for _ in range(20)]
         policy, name = await asyncio.wait_for(
-            threads.in_own_thread(lambda: (os.sched_getscheduler(0), threading.current_thread().name), "mine"), 10
+            threads.in_own_thread(lambda: (os.sched_getscheduler(0), threading.current_thread().name), "mine"),
+            10 * PATIENCE,
         )
         assert policy == os.SCHED_BATCH and name.startswith("mine")
         release.set()
@@ -139,7 +141,7 @@ def test_threads_end_and_begin_again() -> None:
                 await pool.run(lambda: 1 // 0)
             assert await pool.run(int, "7") == 7
             pool.release()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(10 * PATIENCE):
                 while any(thread.name.startswith("ending") for thread in threading.enumerate()):  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 

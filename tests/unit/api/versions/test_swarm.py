@@ -76,7 +76,7 @@ from engine.wire.tasks import (
     TaskSpec,
     TaskStatus,
 )
-from tests import strict
+from tests.support.engine import strict
 from tests.unit.api.versions.rows import ABSENT, at, reply
 
 _loaded()

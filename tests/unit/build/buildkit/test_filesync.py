@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from engine.build.buildkit import filesync
 from engine.build.buildkit.messages import Stat
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
-from tests import sessions
-from tests.sessions import DIRECTORY, LINK, Call, Handler, Node, field
+from tests.support.builds import sessions
+from tests.support.builds.sessions import DIRECTORY, LINK, Call, Handler, Node, field
 from tests.unit.build.buildkit.test_session import opened
 
 PIPE, DEVICE, CHARACTER = 1 << 25, 1 << 26, 1 << 21

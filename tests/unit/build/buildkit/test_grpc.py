@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from engine.build.buildkit import grpc
 from engine.build.buildkit.grpc import Connection, Stream
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unavailable
+from tests.support import PATIENCE
 
 Act = Callable[["Client"], Awaitable[None]]
 
@@ -46,13 +47,13 @@ class Client:
                 if isinstance(event, kinds):
                     self.events.remove(event)
                     return event
-            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._stream, 65536), 30)
+            data = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._stream, 65536), 30 * PATIENCE)
             assert data, f"the server has closed; events: {self.events}"
             self.events += self.h2.receive_data(data)
             await self.send()
 
     async def to_end(self) -> None:
-        while await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._stream, 65536), 30):
+        while await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._stream, 65536), 30 * PATIENCE):
             pass
 
     def begin(self, path: str = "/echo", content_type: str = "application/grpc") -> int:
@@ -86,7 +87,7 @@ def served(act: Act, handlers: dict[str, grpc.Handler] | None = None) -> None:
             theirs.setblocking(False)
             assert await asyncio.get_running_loop().sock_recv(theirs, 4) == b"head"
             await act(Client(theirs))
-        await asyncio.wait_for(_closed(connection), 30)
+        await asyncio.wait_for(_closed(connection), 30 * PATIENCE)
         assert lost == [1]
 
     asyncio.run(work())
@@ -261,7 +262,7 @@ def test_bytes_that_are_not_http2(data: bytes, preface: bool, kind: int) -> None
         theirs.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5) if preface else b"")
         theirs.sendall(struct.pack(">I", len(data))[1:] + bytes((kind, 4, 0, 0, 0, 1)) + data)
         theirs.shutdown(socket.SHUT_WR)
-        await asyncio.wait_for(_closed(connection), 30)
+        await asyncio.wait_for(_closed(connection), 30 * PATIENCE)
         theirs.close()
         assert not failures
 
@@ -300,7 +301,7 @@ def test_a_descriptor_is_closed_once_when_the_client_has_left() -> None:
         ours, theirs = socket.socketpair()
         theirs.close()
         connection = await grpc.join(ours.detach(), b"head", b"", {"/echo": echo}, lambda: None)
-        await asyncio.wait_for(_closed(connection), 30)
+        await asyncio.wait_for(_closed(connection), 30 * PATIENCE)
         await asyncio.sleep(0.01)  # the transport's last callback
 
     with warnings.catch_warnings(record=True) as seen:

@@ -18,6 +18,7 @@ from engine.build.buildkit.progress import Clip, Limits, Progress, Steps
 from engine.build.prune import Entry
 from engine.wire.build import BuildMessage, BuiltImage
 from engine.wire.images import ProgressDetail
+from tests.support import PATIENCE
 
 
 def collected(*messages: BuildMessage, error: str | None = None) -> tuple[list[dict[str, Any]], Steps]:
@@ -130,12 +131,12 @@ def test_a_slow_reader_is_waited_for() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         await anext(reader)
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 30 * PATIENCE)
         waiting = asyncio.ensure_future(progress.room())
         for _ in range(module.AHEAD + 1):
             vertex.log("x")
         await reader.aclose()  # one that leaves is not waited for
-        await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(waiting, 30 * PATIENCE)
 
     asyncio.run(work())
 
@@ -176,7 +177,7 @@ def test_the_end_waits_for_readers_that_are_behind(monkeypatch: pytest.MonkeyPat
             await asyncio.sleep(0)
             assert not ending.done(), "the last message is not sent yet"
         assert [report async for report in reader] == []
-        await asyncio.wait_for(ending, 30)
+        await asyncio.wait_for(ending, 30 * PATIENCE)
         await progress.taken()
 
     asyncio.run(work())
@@ -187,7 +188,7 @@ def test_the_end_waits_for_readers_that_are_behind(monkeypatch: pytest.MonkeyPat
         progress.vertex("v")
         await anext(reader)
         progress.close()
-        await asyncio.wait_for(progress.taken(), 30)
+        await asyncio.wait_for(progress.taken(), 30 * PATIENCE)
         await reader.aclose()
 
     monkeypatch.setattr(module, "STALLED", 0.01)

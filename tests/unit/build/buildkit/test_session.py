@@ -25,8 +25,9 @@ from engine.build.buildkit.services import Session
 from engine.build.buildkit.session import Sessions
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unavailable, Unimplemented
 from engine.images.credentials import NOBODY, Credentials
-from tests import sessions
-from tests.sessions import Call, Failed, Handler, Peer
+from tests.support import PATIENCE
+from tests.support.builds import sessions
+from tests.support.builds.sessions import Call, Failed, Handler, Peer
 
 
 @asynccontextmanager
@@ -298,7 +299,7 @@ def _echo_agent(path: Path) -> socket.socket:
 
 def _exchange(path: str, data: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX) as stream:
-        stream.settimeout(30)
+        stream.settimeout(30 * PATIENCE)
         descriptor = os.open(os.path.dirname(path), os.O_PATH)
         try:
             stream.connect(f"/proc/self/fd/{descriptor}/{os.path.basename(path)}")

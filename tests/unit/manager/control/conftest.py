@@ -26,7 +26,7 @@ from engine.manager.records import (
 from engine.manager.states import Availability, NodeState, Role
 from engine.manager.store import Put, Store
 from engine.wire.nodes import EngineDescription, NodeDescription
-from tests.fakes.clock import FakeClock
+from tests.support.fakes.clock import FakeClock
 
 NODE = "manager0000000000000000n1"
 

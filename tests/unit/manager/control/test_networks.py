@@ -31,8 +31,8 @@ from engine.manager.records import (
 from engine.manager.states import TaskState
 from engine.manager.store import Delete, Put, Store
 from engine.wire.services import Endpoint, VirtualIP
-from tests.fakes.clock import FakeClock
-from tests.fakes.etcd import FakeEtcd
+from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
 from tests.unit.manager.control.conftest import NODE, Swarm
 
 

@@ -18,6 +18,7 @@ from engine.manager.messages import Call
 from engine.manager.records import CLUSTER
 from engine.manager.states import Availability, Role
 from engine.wire.swarm import InitRequest
+from tests.support import PATIENCE
 from tests.unit.manager.control.conftest import NODE, Swarm, spec
 
 
@@ -240,7 +241,7 @@ async def test_reads_without_quorum_warn(swarm: Swarm, etcd: Any, clock: Any) ->
     etcd.down = True
     reading = asyncio.create_task(swarm.control.call(Call(seq=1, verb="services.list")))
     await clock.advance(6)
-    done = await asyncio.wait_for(reading, 5)
+    done = await asyncio.wait_for(reading, 5 * PATIENCE)
     assert b'"web"' in done.body and "lost its quorum" in done.warning
     done = await asyncio.wait_for(swarm.control.call(Call(seq=1, verb="info")), 1)
     assert not done.warning
@@ -252,7 +253,7 @@ async def test_writes_without_quorum_fail_in_time(swarm: Swarm, etcd: Any, clock
     writing = asyncio.create_task(swarm.services_create(body=spec()))
     await clock.advance(22)
     with pytest.raises(ServerError, match="context deadline exceeded"):
-        await asyncio.wait_for(writing, 5)
+        await asyncio.wait_for(writing, 5 * PATIENCE)
     assert swarm.store.get(CLUSTER) is not None
 
 

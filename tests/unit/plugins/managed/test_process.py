@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.plugins.managed import process
+from tests.support import PATIENCE
 
 NOW = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
 
@@ -101,7 +102,7 @@ def test_a_descriptor_that_comes_late_is_closed(tmp_path: Path, cancel: bool) ->
         while not late or is_open(late[0]):  # noqa: ASYNC110 (closed in a thread)
             await asyncio.sleep(0.001)
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 30 * PATIENCE))
 
 
 def test_a_descriptor_in_time(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ from engine.plugins.registry import Plugins
 from engine.storage.content import Content
 from engine.storage.records import Records
 from engine.wire.plugins import PluginPrivilege
-from tests.archives import Node, digest, directory, docker_archive, hard_link, symlink, tar
-from tests.fakes.snapshots import Disk, FakeSnapshots
+from tests.support.fakes.snapshots import Disk, FakeSnapshots
+from tests.support.images.archives import Node, digest, directory, docker_archive, hard_link, symlink, tar
 from tests.unit.images.test_store import pieces
 from tests.unit.images.test_transfers import IMAGE, LOW, FakeRepository
 

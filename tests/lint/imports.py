@@ -1,0 +1,215 @@
+"""The dependencies between packages of the engine: which may import which; and what a module of it
+has and has not.
+
+docs/ARCHITECTURE.md describes these rules. A new dependency is a decision: change the table here
+and the rules there, with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support import ROOT
+
+SHARED = {
+    "booleans",
+    "wire",
+    "errors",
+    "events",
+    "config",
+    "facts",
+    "labels",
+    "names",
+    "network_rules",
+    "patterns",
+    "pruning",
+    "templates",
+    "times",
+}
+"""Modules that every package except http and _fast may import."""
+
+BELOW = {"storage", "runtime", "monitor", "system", "_fast"}
+"""Modules below the resources; of `monitor` only its client."""
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "wire": {"wire"},
+    "errors": set(),
+    "facts": set(),
+    "times": set(),
+    "booleans": set(),
+    "labels": set(),
+    "names": set(),
+    "network_rules": {"booleans", "errors", "labels", "patterns", "wire"},
+    "templates": {"errors"},
+    "patterns": set(),
+    "pruning": {"errors", "labels"},
+    "config": {"errors"},
+    "events": {"wire", "errors", "labels"},
+    "_fast": {"_fast"},
+    "system": {"_fast", *SHARED},
+    "storage": {"system", "_fast", *SHARED},
+    "runtime": {"system", "_fast", *SHARED},
+    "logs": {"system", "_fast", *SHARED},
+    "monitor": {"logs", "system", "_fast", *SHARED},
+    "shipper": {"logs", "system", "_fast", *SHARED},
+    # of images only `reference`, of logs only the drivers
+    "manager": {"images", "logs", "system", *SHARED},
+    "http": {"errors", "system"},  # of system only `tasks`
+    "images": BELOW | SHARED,
+    "plugins": BELOW | SHARED,
+    "networks": {"plugins"} | BELOW | SHARED,
+    "volumes": {"plugins"} | BELOW | SHARED,
+    "containers": {"images", "networks", "plugins", "volumes", "logs"} | BELOW | SHARED,
+    # installs plugins from registries and runs them as containers are run; the others see `plugins`
+    # alone
+    "plugins.managed": {"containers", "images", "logs", "plugins"} | BELOW | SHARED,
+    "build": {"containers", "images", "networks", "volumes"} | BELOW | SHARED,
+    "cluster": {"containers", "images", "networks", "volumes", "logs", "manager"}
+    | BELOW
+    | SHARED,  # of manager only its messages
+    "usage": {"build", "containers", "images", "volumes"} | SHARED,
+    "api": {
+        *("http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "plugins.managed"),
+        *("monitor", "usage"),
+        *SHARED,
+    },
+    "recovery": {"cluster", "manager", *SHARED},  # a command of its own process
+    # of manager only the check of etcd's version
+    "check": {"networks", "system", "runtime", "manager", *SHARED},
+}
+"""By package or top module: what it may import besides itself. `daemon` and `__main__` may import
+everything.
+"""
+
+LATE_IMPORTS = {
+    ("engine/__main__.py", "engine.daemon"): "--version, stop and check start without uvloop and the engine's parts",
+    ("engine/__main__.py", "engine.http.server"): "the same",
+    ("engine/__main__.py", "engine.logs"): "the same",
+    ("engine/__main__.py", "engine.check"): "serve does not need it",
+    ("engine/__main__.py", "engine.recovery"): "only hosts of managers have the packages of managers",
+    ("engine/networks/networks.py", "engine.networks.overlays"): "an engine outside of a swarm does not load them",
+    ("engine/networks/drivers.py", "engine.networks.overlay"): "the same",
+    ("engine/networks/drivers.py", "engine.networks.encryption"): "the same",
+    ("engine/cluster/cluster.py", "engine.cluster.agent"): "a daemon outside of a swarm loads nothing of it",
+    ("engine/cluster/cluster.py", "engine.cluster.attaching"): "the same",
+    ("engine/cluster/cluster.py", "engine.cluster.membership"): "the same",
+    ("engine/cluster/cluster.py", "engine.cluster.views"): "the same",
+    ("engine/api/swarm_mode.py", "engine.api"): "an engine outside of a swarm does not load the handlers",
+    ("engine/api/swarm_mode.py", "engine.api.versions"): "and the version rows of a swarm's objects",
+}
+"""Imports inside a function that are allowed, and why."""
+
+
+PARTS_OF = {
+    ("http", "system"): {"engine.system.tasks"},
+    ("manager", "images"): {"engine.images", "engine.images.reference"},
+    ("cluster", "manager"): {f"engine.manager.{each}" for each in ("frames", "messages", "clock", "states")},
+    ("", "monitor"): {f"engine.monitor.{each}" for each in ("client", "handles", "messages")},
+}
+"""(who, of whom): the only modules that may be imported; "" stands for everybody."""
+
+
+def part(module: str) -> str:
+    """`engine.images.store` → `images`; the package itself (its version) is ""."""
+    words = module.split(".")
+    if words[1:3] == ["plugins", "managed"]:
+        return "plugins.managed"
+    return words[1] if len(words) > 1 else ""
+
+
+def check(path: Path, text: str) -> Iterator[tuple[int, str]]:
+    """(line, what is wrong) of a source of the engine."""
+    name = str(path.relative_to(ROOT))
+    if path.suffix in (".pyx", ".pxd"):
+        yield from _fast(text)
+        return
+    tree = ast.parse(text, name)
+    if text and not ast.get_docstring(tree):
+        yield 1, "the module has no docstring"
+    yield from _arrows(name, tree)
+    yield from _late(name, tree)
+    if path.parent.name == "api" and path.name != "routes.py":
+        yield from _versions(tree)
+
+
+def _fast(text: str) -> Iterator[tuple[int, str]]:
+    """Modules of _fast know nothing of the engine."""
+    for number, line in enumerate(text.splitlines(), 1):
+        found = re.match(r"\s*(?:from|c?import)\s+(engine[\w.]*)", line)
+        if found and part(found[1]) != "_fast":
+            yield number, f"_fast may not import {found[1]}"
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Each import with its line and the absolute name that it imports from."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, name.name) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level == 0 and node.module == "engine":  # from engine import errors
+                yield from ((node.lineno, f"engine.{name.name}") for name in node.names)
+            else:
+                yield node.lineno, "." * node.level + (node.module or "")
+
+
+def _arrows(name: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    here = part(name.removesuffix(".py").replace("/", "."))
+    if here in ("daemon", "__main__", "__init__"):
+        return
+    if here not in MAY_IMPORT:
+        yield 1, f"{here} has no row in MAY_IMPORT of tests/lint/imports.py"
+        return
+    for line, module in _imports(tree):
+        if module.startswith("."):
+            yield line, f"relative import of {module}"
+        target = part(module) if module.split(".")[0] == "engine" else ""
+        if target in ("", here, "__version__"):
+            continue
+        allowed = PARTS_OF.get((here, target)) or PARTS_OF.get(("", target))
+        small = here == "monitor" and name not in ("engine/monitor/client.py", "engine/monitor/handles.py")
+        if target not in MAY_IMPORT[here] or (allowed and module not in allowed):
+            yield line, f"{here} may not import {module}"
+        elif small and target not in ("monitor", "logs", "system", "_fast"):
+            yield line, f"the process of the monitor stays small: it may not import {module}"
+    if here == "monitor" and name not in ("engine/monitor/client.py", "engine/monitor/handles.py"):
+        for line, module in _imports(tree):
+            if module in ("engine.monitor.client", "engine.monitor.handles"):
+                yield line, f"the process of the monitor may not import {module}, which is the daemon's side"
+
+
+def _late(name: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """An import inside a function dodges a cycle, or has its reason in LATE_IMPORTS."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and any(each.name == "*" for each in node.names):
+            yield node.lineno, "star import"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            for line, module in _imports(node):
+                if module.split(".")[0] == "engine" and (name, module) not in LATE_IMPORTS:
+                    yield line, f"late import of {module} without a row in LATE_IMPORTS"
+
+
+def _versions(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Differences between versions are rows of api/versions/. No other code compares a version with
+    a number or a string.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            asks = any("version" in ast.unparse(side).lower() for side in sides)
+            if asks and any(_is_version_literal(side) for side in sides):
+                yield node.lineno, f"a handler compares no versions: {ast.unparse(node)}"
+
+
+def _is_version_literal(node: ast.expr) -> bool:
+    if isinstance(node, ast.Tuple):
+        return bool(node.elts) and all(
+            isinstance(item, ast.Constant) and isinstance(item.value, int) for item in node.elts
+        )
+    if not isinstance(node, ast.Constant):
+        return False
+    return isinstance(node.value, int | float) or (
+        isinstance(node.value, str) and bool(re.fullmatch(r"1\.\d+", node.value))
+    )
