@@ -1,7 +1,8 @@
 # engined, from a clean clone. Every target installs what it needs. If that fails, `.ci/prepare` prints
 # the reason in one line.
 
-.PHONY: build demo test sanitize fuzz test-vm soak bench bench-peers chart compare docs micro micro-once lint format wheel clean
+.PHONY: build demo test nightly durations lint format sanitize fuzz instructions micro test-vm soak bench bench-peers
+.PHONY: chart compare docs wheel clean
 
 # .venv/bin/engined, with compiled extensions. They are compiled again only after a change of
 # pyproject.toml, setup.py or engine/_fast.
@@ -13,13 +14,28 @@ build:
 demo: build
 	@.venv/bin/python -m tests.demo
 
-# One process more than cores, as tests wait for half of their time, but four at most. Each has a
-# network namespace of its own. ARGS are pytest's:
+# Workers wait for more than half of their time. Each has a network namespace of its own. Where
+# PYTHONDONTWRITEBYTECODE is set, each worker would compile all tests, so it is not. ARGS are
+# pytest's:
 #   make test ARGS="-k attach"
+PYTEST = env -u PYTHONDONTWRITEBYTECODE .venv/bin/python -m pytest
+SPREAD = -n $$((2 * $$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 test:
 	@.ci/prepare test
 	@.ci/cgroups
-	@.venv/bin/python -m pytest -n $$(($$(nproc) + 1)) --maxprocesses 4 --dist loadfile --skips declared $(ARGS)
+	@$(PYTEST) $(SPREAD) --skips declared $(ARGS)
+
+# What `make test` leaves out: soaks, kills by the hundred, the whole matrix of clients, long fuzz.
+# MINUTES is for each soak and the fuzzer.
+MINUTES = 5
+nightly:
+	@.ci/prepare test
+	@.ci/cgroups
+	@ENGINED_SOAK_MINUTES=$(MINUTES) $(PYTEST) $(SPREAD) --skips declared --nightly -o faulthandler_timeout=3600 $(ARGS)
+
+# All tests, and then tests/durations.json says how long each file took.
+durations:
+	@$(MAKE) --no-print-directory test ARGS=--note-durations
 
 # The tests in a virtual machine with Debian's kernel, cgroup v2 and AppArmor. ARGS are parts:
 # make test-vm ARGS="unit"
@@ -32,7 +48,7 @@ test-vm:
 soak:
 	@.ci/prepare test
 	@.ci/cgroups
-	@.venv/bin/python -m tests.soak $(ARGS)
+	@.venv/bin/python -m tests.soak.engine $(ARGS)
 
 # ARGS are the benchmark's: make bench ARGS="--row run --row exec"
 bench: build
@@ -52,14 +68,16 @@ compare: build
 docs: build
 	@.venv/bin/python docs/generate.py
 
-# The micro-benchmarks of engine/_fast.
+# The micro-benchmarks of engine/_fast and the hot path around it: times.
 micro:
-	@.ci/prepare test
+	@.ci/prepare unit
 	@.venv/bin/python -m pytest -q bench/micro $(ARGS)
 
-# Runs each micro-benchmark once, as CI does, to check that it works. The times mean nothing.
-micro-once: ARGS = --benchmark-min-rounds=1 --benchmark-max-time=0 --benchmark-min-time=0.000001 --benchmark-columns=min,rounds
-micro-once: micro
+# Their instructions, which fail where they have grown against those accepted:
+# make instructions ARGS=--accept
+instructions:
+	@.ci/prepare unit
+	@.venv/bin/python -m bench.micro.instructions $(ARGS)
 
 # Installs Debian's dockerd and podman for comparisons. They are not started as services.
 bench-peers:
@@ -69,19 +87,19 @@ bench-peers:
 # make sanitize SECONDS=600 SEED=1
 SECONDS = 60
 sanitize:
-	@.ci/prepare test
+	@.ci/prepare unit
 	@.ci/sanitize $(SECONDS) $(SEED)
 
 # The fuzzer alone, without sanitizers: make fuzz ARGS="--seconds 600 --target layer_unpack"
 fuzz:
-	@.ci/prepare test
+	@.ci/prepare unit
 	@.venv/bin/python -m tests.fuzz $(ARGS)
 
+# ruff and tests/lint beside mypy. All of them run, whatever the others find.
 lint:
 	@.ci/prepare lint
-	@.venv/bin/ruff check .
-	@.venv/bin/ruff format --check .
-	@.venv/bin/mypy
+	@.venv/bin/mypy & mypy=$$!; found=0; .venv/bin/ruff check . || found=1; .venv/bin/ruff format --check . || found=1; \
+		.venv/bin/python -m tests.lint || found=1; wait $$mypy && exit $$found
 
 format:
 	@.ci/prepare lint
