@@ -13,8 +13,8 @@ import pytest
 
 from bench.micro import sized
 from engine._fast.logreader import LogReader
-from engine._fast.logwriter import LogWriter
 from engine._fast.packed import pack
+from tests.unit.fast.jsonlogs import entry
 
 LINES = sized(120_000, 6_000)
 SIZE = sized(20 << 20, 1 << 20)
@@ -24,13 +24,16 @@ SIZE = sized(20 << 20, 1 << 20)
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A file of about 20 MiB, the default limit, and the packed one."""
     path = tmp_path_factory.mktemp("log") / "c.log"
-    writer = LogWriter(os.fsencode(path))
-    for index in range(LINES // 100):
-        writer.write(
-            1, b"".join(b"%d request served path=/%d status=200 took=0.004s\n" % (index, n) for n in range(100))
-        )
-    writer.close()
-    path.rename(path.with_name("c.log.1"))
+    # Times of now would be packed into more where the host is slow.
+    start = 1_700_000_000 * 10**9
+    with path.with_name("c.log.1").open("wb") as file:
+        for number in range(LINES):
+            file.write(
+                entry(
+                    f"{number // 100} request served path=/{number % 100} status=200 took=0.004s\n",
+                    start + number * 1000,
+                )
+            )
     with path.with_name("c.log.1").open("rb") as source, path.with_name("c.log.2.gz").open("wb") as target:
         pack(source.fileno(), target.fileno())
     yield path
