@@ -152,13 +152,15 @@ class Shipping:
         return process.wait(30 * PATIENCE)
 
     def states(self, containers: list[str] | None = None) -> dict[str, Any]:
-        """The shipper's answer; waits until it serves."""
+        """The shipper's answer; waits until it serves. Empty when it has ended by itself."""
         end = time.monotonic() + 10 * PATIENCE
         while True:
             with socket.socket(socket.AF_UNIX) as connection:
                 try:
                     connection.connect(str(self.run / "shipper" / "socket"))
                 except (FileNotFoundError, ConnectionRefusedError):
+                    if self.ended:
+                        return {}
                     if time.monotonic() > end:
                         raise
                     time.sleep(0.02)
@@ -169,6 +171,16 @@ class Shipping:
                     answer += part
             found: dict[str, Any] = json.loads(answer)
             return found
+
+    @property
+    def ended(self) -> bool:
+        """The shipper has ended by itself, as it does when it has had nothing to do for a while."""
+        return self.process is not None and self.process.poll() == 0
+
+    def delivered(self) -> bool:
+        """Nothing waits, and no target has an error."""
+        states = self.states().values()
+        return self.ended or (bool(states) and all(not each["waiting"] and not each["error"] for each in states))
 
     def close(self) -> None:
         if self.process is not None:

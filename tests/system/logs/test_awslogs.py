@@ -108,11 +108,6 @@ def in_order(found: list[str], count: int) -> bool:
     return expected == count
 
 
-def delivered(shipping: Shipping) -> bool:
-    states = shipping.states().values()
-    return bool(states) and all(state["waiting"] == 0 and not state["error"] for state in states)
-
-
 def error(shipping: Shipping, spool: Spool) -> str:
     return str(shipping.states().get(spool.id, {}).get("error", ""))
 
@@ -131,7 +126,7 @@ def test_moto(shipping: Shipping, moto: str) -> None:
     for spool in spools:
         spool.write(numbered(0, 5000) + 'ü "quoted" \\ \t\n'.encode())
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     session = botocore.session.get_session()
     client = session.create_client("logs", region_name=REGION, endpoint_url=moto)
     for number in range(3):
@@ -159,7 +154,7 @@ def test_moto_keeps_what_exists(shipping: Shipping, moto: str) -> None:
     spool = shipping.spool(target(moto, "known", group="known", create_group=False, create_stream=False))
     spool.write(numbered(0, 10))
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
 
 
 # --- batches --------------------------------------------------------------------------------------
@@ -176,7 +171,7 @@ def test_full_batches(shipping: Shipping, stub: Receiver) -> None:
     found = [int(text.split()[1]) for text in messages(stub)["stream"]]
     assert found == list(range(len(found)))
     spool.end()
-    until("the rest is stored when the container has ended", lambda: delivered(shipping))
+    until("the rest is stored when the container has ended", shipping.delivered)
     assert len(stub.stored()) == 40_000
     puts = [request for request in stub.requests() if request["events"]]
     assert len(puts) <= 10
@@ -197,7 +192,7 @@ def test_an_interval(shipping: Shipping, stub: Receiver) -> None:
 
     until("three batches are sent", three_batches)
     assert time.monotonic() - begin > 2
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     assert numbers(messages(stub)["stream"]) == list(range(count))
 
 
@@ -206,7 +201,7 @@ def test_short_lines(shipping: Shipping, stub: Receiver) -> None:
     spool = shipping.spool(target(stub.url))
     spool.write(b"".join(b"%d\n\n" % number for number in range(25_000)))
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     assert messages(stub)["stream"] == [str(number) for number in range(25_000)]
     assert len([request for request in stub.requests() if request["events"]]) <= 5
 
@@ -218,7 +213,7 @@ def test_long_lines(shipping: Shipping, stub: Receiver) -> None:
     for line in lines:
         spool.write(line + b"\n")
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     found = messages(stub)["stream"]
     assert found[:3] == [line.decode() for line in lines[:3]]
     assert found[-2:] == [line.decode() for line in lines[-2:]]
@@ -233,7 +228,7 @@ def test_a_line_that_is_not_finished(shipping: Shipping, stub: Receiver) -> None
     spool.write(b"b" * (16 << 10), 2)
     spool.write(b"b\n", 2)
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     assert sorted(messages(stub)["stream"]) == ["a" * (16 << 10), "b" * ((16 << 10) + 1)]
 
 
@@ -243,7 +238,7 @@ def test_text_that_json_escapes(shipping: Shipping, stub: Receiver) -> None:
     for _ in range(3000):
         spool.write(text.encode() + b"\n")
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     assert messages(stub)["stream"] == [text] * 3000
 
 
@@ -256,7 +251,7 @@ def test_clocks_that_jump(shipping: Shipping, stub: Receiver) -> None:
     spool = shipping.spool(target(stub.url))
     written(spool, [(now + offset, f"line {number:06}") for number, offset in enumerate(offsets)])
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     kept = {number for number, offset in enumerate(offsets) if -14 * DAY < offset < 7_200_000}
     assert set(numbers(messages(stub)["stream"])) == kept
     state = shipping.states()[spool.id]
@@ -280,7 +275,7 @@ def test_an_event_that_is_not_valid(shipping: Shipping, stub: Receiver) -> None:
     spool = shipping.spool(target(stub.url))
     spool.write(numbered(0, 1000))
     shipping.start()
-    until("all others are stored", lambda: delivered(shipping))
+    until("all others are stored", shipping.delivered)
     assert numbers(messages(stub)["stream"]) == [number for number in range(1000) if number != 333]
     assert shipping.states()[spool.id]["dropped"] == 1
 
@@ -290,7 +285,7 @@ def test_the_format_is_a_header(shipping: Shipping, stub: Receiver) -> None:
     for spool in (plain, formatted):
         spool.write(b"{}\n")
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     headers = {request["headers"].get("x-amzn-logs-format") for request in stub.requests() if request["events"]}
     assert headers == {None, "json/emf"}
 
@@ -305,7 +300,7 @@ def test_multiline(shipping: Shipping, stub: Receiver) -> None:
         spool.write(trace.encode())
     shipping.start()
     until("all but the last one are stored", lambda: len(stub.stored()) >= 2999)
-    until("the last one is stored when it is old", lambda: delivered(shipping))
+    until("the last one is stored when it is old", shipping.delivered)
     assert messages(stub)["stream"] == traces
 
 
@@ -318,7 +313,7 @@ def test_multiline_across_intervals(shipping: Shipping, stub: Receiver) -> None:
     until("it is read", lambda: waiting(shipping, spool) == 2)
     spool.write(b"still\n> two\n")
     until("the first one is stored", stub.stored)
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     assert messages(stub)["stream"] == ["> one\nmore\nstill\n", "> two\n"]
 
 
@@ -329,7 +324,7 @@ def test_multiline_of_a_container_that_ends(shipping: Shipping, stub: Receiver) 
     spool.write(b"> one\nmore\n> two\n")
     spool.end()
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     assert messages(stub)["stream"] == ["> one\nmore\n", "> two\n"]
     until("the container is forgotten", lambda: spool.id not in shipping.states())
 
@@ -345,7 +340,7 @@ def test_the_shipper_ends(shipping: Shipping, stub: Receiver) -> None:
     assert shipping.kill(signal.SIGTERM) == 0
     stub.faults()
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     assert numbers(messages(stub)["stream"]) == list(range(20_000))
 
 
@@ -354,7 +349,7 @@ def test_multiline_that_never_matches(shipping: Shipping, stub: Receiver) -> Non
     spool.write(numbered(0, 100_000))
     spool.end()
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     found = messages(stub)["stream"]
     assert "".join(found).encode() == numbered(0, 100_000)
     assert len(found) == 5
@@ -382,7 +377,7 @@ def test_a_service_that_is_not_well(shipping: Shipping, stub: Receiver, status: 
     assert error(shipping, spool) == text
     assert waiting(shipping, spool) == 1000
     stub.faults()
-    until("it goes on", lambda: delivered(shipping))
+    until("it goes on", shipping.delivered)
     assert numbers(messages(stub)["stream"]) == list(range(1000))
 
 
@@ -404,7 +399,7 @@ def test_a_stream_does_not_hold_up_others(shipping: Shipping, stub: Receiver) ->
     assert waiting(shipping, wrong) == waiting(shipping, missing) == 3000
     asyncio.run(cloudwatch.probe(target(stub.url, "other", group="none")))
     stub.faults()
-    until("all go on", lambda: delivered(shipping))
+    until("all go on", shipping.delivered)
     assert all(in_order(found, 3000) for found in messages(stub).values())
 
 
@@ -415,7 +410,7 @@ def test_sequence_tokens(shipping: Shipping, stub: Receiver) -> None:
     shipping.start()
     for first in range(3):
         spool.write(numbered(first * 10, 10))
-        until("it is delivered", lambda: delivered(shipping))
+        until("it is delivered", shipping.delivered)
         shipping.kill()  # it forgets the token
         shipping.start()
     assert in_order(messages(stub)["stream"], 30)
@@ -428,7 +423,7 @@ def test_data_that_was_accepted_before(shipping: Shipping, stub: Receiver) -> No
     spool = shipping.spool(target(stub.url))
     spool.write(numbered(0, 10))
     shipping.start()
-    until("it is delivered", lambda: delivered(shipping))
+    until("it is delivered", shipping.delivered)
     assert not stub.stored()
 
 
@@ -439,7 +434,7 @@ def test_cut_connections(shipping: Shipping, stub: Receiver) -> None:
     for spool in spools:
         spool.write(numbered(0, 20_000))
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     found = messages(stub)
     assert all(in_order(found[f"{number}"], 20_000) for number in range(3))
 
@@ -459,7 +454,7 @@ def test_kills(shipping: Shipping, stub: Receiver) -> None:
         else:
             shipping.kill()
             shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     found = messages(stub)
     assert all(in_order(found[f"{number}"], 20_000) for number in range(3))
 
@@ -475,10 +470,10 @@ def test_credentials_that_expire(shipping: Shipping, stub: Receiver, monkeypatch
     spool = shipping.spool(target(stub.url, credentials_endpoint="/credentials"))
     shipping.start()
     spool.write(numbered(0, 10))
-    until("it is delivered", lambda: len(stub.stored()) == 10 and delivered(shipping))
+    until("it is delivered", lambda: len(stub.stored()) == 10 and shipping.delivered())
     stub.faults(key="AKIATWO", expired=["AKIAONE"])
     spool.write(numbered(10, 10))
-    until("it is delivered", lambda: len(stub.stored()) == 20 and delivered(shipping))
+    until("it is delivered", lambda: len(stub.stored()) == 20 and shipping.delivered())
     keys = [
         request["headers"]["authorization"].split("=")[1].split("/")[0]
         for request in stub.requests()
@@ -498,7 +493,7 @@ def test_credentials_that_stay_expired(shipping: Shipping, stub: Receiver) -> No
     until("the error is known", lambda: error(shipping, spool))
     assert error(shipping, spool) == ("ExpiredTokenException: The security token included in the request is expired")
     stub.faults()
-    until("it goes on", lambda: delivered(shipping))
+    until("it goes on", shipping.delivered)
 
 
 def test_region_and_credentials_of_the_instance(
@@ -510,7 +505,7 @@ def test_region_and_credentials_of_the_instance(
     spool = shipping.spool(target(stub.url, region=""))
     spool.write(numbered(0, 10))
     shipping.start()
-    until("it is delivered", lambda: delivered(shipping))
+    until("it is delivered", shipping.delivered)
     (signed,) = [request["headers"]["authorization"] for request in stub.requests() if request["events"] == 10][-1:]
     assert "/eu-west-1/logs/aws4_request" in signed
 
@@ -526,7 +521,7 @@ def test_credentials_of_files(
     spool = shipping.spool(target(stub.url))
     spool.write(numbered(0, 10))
     shipping.start()
-    until("it is delivered", lambda: delivered(shipping))
+    until("it is delivered", shipping.delivered)
 
 
 def test_no_credentials(shipping: Shipping, stub: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -586,7 +581,7 @@ def test_a_notice_of_lost_lines(shipping: Shipping, stub: Receiver) -> None:
         spool.write(b"> lines\nmore\n" * 100)
     until("lines are dropped", lambda: shipping.states()[spool.id]["dropped"])
     stub.faults()
-    until("it goes on", lambda: delivered(shipping))
+    until("it goes on", shipping.delivered)
     found = messages(stub)["stream"]
     notices = [text for text in found if "lines of this container were lost" in text]
     assert notices

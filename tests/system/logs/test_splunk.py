@@ -62,11 +62,6 @@ def waiting(shipping: Shipping) -> int:
     return sum(state["waiting"] for state in shipping.states().values())
 
 
-def delivered(shipping: Shipping) -> bool:
-    states = shipping.states().values()
-    return bool(states) and all(state["waiting"] == 0 and not state["error"] for state in states)
-
-
 def error(shipping: Shipping, spool: Spool) -> str:
     return str(shipping.states().get(spool.id, {}).get("error", ""))
 
@@ -85,7 +80,7 @@ def test_events(shipping: Shipping, hec: Receiver) -> None:
     raw.write(b"  \n")  # which a collector refuses
     shipping.start()
     until("all events are stored", lambda: len(hec.stored()) >= 5)
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     stored = hec.stored()
     times = [event.pop("time") for event in stored]
     assert all(isinstance(time, str) and len(time.split(".")[1]) == 6 for time in times)
@@ -105,7 +100,7 @@ def test_a_body_is_bounded(shipping: Shipping, hec: Receiver) -> None:
         spool.write(numbered(0, 4000))
     shipping.start()
     until("all lines are stored", lambda: len(hec.stored()) >= 12_000)
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     assert all(in_order(found, 4000) for found in lines(hec).values())
     assert len(hec.stored()) == 12_000
     requests = hec.requests()
@@ -168,7 +163,7 @@ def test_a_collector_that_is_not_well(shipping: Shipping, hec: Receiver, answer:
     assert error(shipping, spool) == text
     assert waiting(shipping) == 3000
     hec.faults()
-    until("it goes on", lambda: delivered(shipping))
+    until("it goes on", shipping.delivered)
     assert in_order(lines(hec)[spool.document.tag], 3000)
 
 
@@ -181,7 +176,7 @@ def test_some_requests_fail(shipping: Shipping, hec: Receiver) -> None:
     for spool in spools:
         spool.write(numbered(0, 5000))
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     found = lines(hec)
     assert len(found) == 4
     assert all(in_order(numbers, 5000) for numbers in found.values())
@@ -196,7 +191,7 @@ def test_a_slow_collector(shipping: Shipping, hec: Receiver) -> None:
     for number in range(200):
         spool.write(numbered(number, 1))
         other.write(numbered(number, 1))
-    until("all are acknowledged", lambda: delivered(shipping) and len(hec.stored()) >= 400)
+    until("all are acknowledged", lambda: shipping.delivered() and len(hec.stored()) >= 400)
     assert all(in_order(numbers, 200) for numbers in lines(hec).values())
     assert len(hec.requests()) < 30
 
@@ -207,7 +202,7 @@ def test_a_refused_event(shipping: Shipping, hec: Receiver) -> None:
     spool = shipping.spool(target(hec))
     spool.write(numbered(0, 1500))
     shipping.start()
-    until("all others are stored", lambda: delivered(shipping))
+    until("all others are stored", shipping.delivered)
     numbers = lines(hec)[spool.document.tag]
     assert sorted(set(numbers)) == [number for number in range(1500) if number != 500]
     state = shipping.states()[spool.id]
@@ -220,7 +215,7 @@ def test_a_refused_event_without_its_number(shipping: Shipping, hec: Receiver) -
     spool = shipping.spool(target(hec))
     spool.write(numbered(0, 1000))
     shipping.start()
-    until("all others are stored", lambda: delivered(shipping))
+    until("all others are stored", shipping.delivered)
     assert lines(hec)[spool.document.tag] == [number for number in range(1000) if "00077" not in f"{number:06}"]
     assert shipping.states()[spool.id]["dropped"] == 11
 
@@ -232,7 +227,7 @@ def test_an_index_that_is_not_allowed(shipping: Shipping, hec: Receiver) -> None
     for spool in (wrong, right):
         spool.write(numbered(0, 300))
     shipping.start()
-    until("all others are stored", lambda: delivered(shipping))
+    until("all others are stored", shipping.delivered)
     assert lines(hec) == {right.document.tag: list(range(300))}
     assert shipping.states()[wrong.id]["dropped"] == 300
     assert shipping.states()[right.id]["dropped"] == 0
@@ -243,7 +238,7 @@ def test_a_body_that_is_too_large(shipping: Shipping, hec: Receiver) -> None:
     spool = shipping.spool(target(hec))
     spool.write(numbered(0, 500) + b"x" * 40_000 + b"\n" + numbered(500, 500))
     shipping.start()
-    until("all that fits is stored", lambda: delivered(shipping))
+    until("all that fits is stored", shipping.delivered)
     small = [each["event"]["line"] for each in hec.stored() if each["event"]["line"].startswith("line")]
     assert [int(line.split()[1]) for line in small] == list(range(1000))
     assert shipping.states()[spool.id]["dropped"] == 0  # 16 KiB each
@@ -262,7 +257,7 @@ def test_the_shipper_is_killed(shipping: Shipping, hec: Receiver, acknowledged: 
         until("some lines are stored", lambda at=round_: len(hec.stored()) > at * 7500 + 1000)
         shipping.kill()
         shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     found = lines(hec)
     assert all(in_order(found[spool.document.tag], 10_000) for spool in spools)
 
@@ -278,7 +273,7 @@ def test_the_shipper_ends(shipping: Shipping, hec: Receiver, acknowledged: bool)
     assert shipping.kill(signal.SIGTERM) == 0
     hec.faults()
     shipping.start()
-    until("all are acknowledged", lambda: delivered(shipping))
+    until("all are acknowledged", shipping.delivered)
     assert lines(hec)[spool.document.tag] == list(range(5000))
     spool.end()
     until("the container is forgotten", lambda: spool.id not in shipping.states())
@@ -294,7 +289,7 @@ def test_the_collector_is_killed(shipping: Shipping, hec: Receiver) -> None:
         until("some lines are accepted", lambda at=round_: len(hec.requests()) > at * 2)
         hec.kill()
         hec.start()
-    until("all are acknowledged", lambda: delivered(shipping), 60)
+    until("all are acknowledged", shipping.delivered, 60)
     found = lines(hec)
     assert all(in_order(found[spool.document.tag], 10_000) for spool in spools)
     channels = {request["headers"].get("x-splunk-request-channel") for request in hec.requests()}
@@ -315,7 +310,7 @@ def test_the_collector_stops_answering(shipping: Shipping, hec: Receiver) -> Non
     hec.kill()
     until("the error is known", lambda: error(shipping, spool))
     hec.start()
-    until("it goes on", lambda: delivered(shipping))
+    until("it goes on", shipping.delivered)
     assert in_order(lines(hec)[spool.document.tag], 3100)
 
 
@@ -328,7 +323,7 @@ def test_a_collector_without_acknowledgements(shipping: Shipping, hec: Receiver)
     assert "gives no acknowledgements" in error(shipping, spool)
     assert waiting(shipping) == 10
     hec.faults()
-    until("it goes on", lambda: delivered(shipping))
+    until("it goes on", shipping.delivered)
 
 
 def test_an_idle_connection_that_the_collector_closes(shipping: Shipping, hec: Receiver) -> None:
@@ -336,11 +331,11 @@ def test_an_idle_connection_that_the_collector_closes(shipping: Shipping, hec: R
     spool = shipping.spool(target(hec))
     shipping.start()
     spool.write(numbered(0, 10))
-    until("it is delivered", lambda: len(hec.stored()) == 10 and delivered(shipping))
+    until("it is delivered", lambda: len(hec.stored()) == 10 and shipping.delivered())
     hec.kill()
     hec.start()
     spool.write(numbered(10, 10))
-    until("it is delivered", lambda: len(hec.stored()) == 20 and delivered(shipping))
+    until("it is delivered", lambda: len(hec.stored()) == 20 and shipping.delivered())
     assert in_order(lines(hec)[spool.document.tag], 20)
     assert "closed" not in shipping.log.read_text()
 
@@ -430,7 +425,7 @@ def test_events_of_the_daemon(shipping: Shipping, hec: Receiver) -> None:
     shipping.start()
     until("the error is known", lambda: error(shipping, spool))
     hec.start()
-    until("it goes on", lambda: delivered(shipping))
+    until("it goes on", shipping.delivered)
     shipping.events.settimeout(10 * PATIENCE)
     found = [json.loads(shipping.events.recv(65536)) for _ in range(2)]
     assert [each["action"] for each in found] == ["unreachable", "reachable"]
