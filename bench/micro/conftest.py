@@ -71,7 +71,7 @@ class Counter:
 
 
 class _Stats(dict[str, float]):
-    """One second for everything; nobody reads it."""
+    """Each time is one second. Instructions are counted, so times are not reported."""
 
     def __init__(self) -> None:
         super().__init__(min=1.0)

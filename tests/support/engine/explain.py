@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ TAIL = 2000
 
 def sections(name: str, engine: TempEngine, begin: int, since: float) -> Iterator[tuple[str, str]]:
     """Title and text of each. `begin` is an offset into the engine's log, `since` a time in seconds
-    of the epoch. Never raises: the engine may be half gone.
+    of the epoch. What cannot be read is left out: the engine may be half gone.
     """
     since_then = engine.log(begin)
     yield f"log of {name}, daemon and monitor", since_then or f"nothing since the begin; before it:\n{engine.log()}"
@@ -29,7 +30,7 @@ def sections(name: str, engine: TempEngine, begin: int, since: float) -> Iterato
                 f"log of {name}'s container {path.parent.name[:12]}",
                 path.read_bytes()[-TAIL:].decode(errors="replace"),
             )
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
         yield f"{name} on the host", "\n".join(engine.present()) or "nothing"
 
 

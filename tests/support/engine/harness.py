@@ -61,15 +61,15 @@ def until(what: str, probe: Callable[[], Any], seconds: float = 30.0) -> Any:
     Raises AssertionError naming `what` and the last value at the deadline. A long wait polls less
     often, and an expensive probe takes half of the time at most.
     """
-    now = began = time.monotonic()
-    while not (value := probe()):
-        asked, now = now, time.monotonic()
+    began = time.monotonic()
+    while True:
+        asked = time.monotonic()
+        if value := probe():
+            return value
+        now = time.monotonic()
         if now - began > seconds * PATIENCE:
             raise AssertionError(f"after {now - began:.1f} s still not: {what} (last: {value!r})")
-        pause = max(min(max(0.005, (now - began) / 20), 0.05), now - asked)
-        time.sleep(pause)
-        now += pause
-    return value
+        time.sleep(max(min(max(0.005, (now - began) / 20), 0.05), now - asked))
 
 
 def below(directory: Path) -> list[Path]:
