@@ -191,7 +191,8 @@ def test_each_request_takes_a_sample_and_one_of_late_is_the_previous_reading(liv
     async def body(statistics: Statistics) -> None:
         first = json.loads(await statistics.once("c", pid=pid, cgroup=live.path))
         assert not statistics._watched
-        prime, statistics._prime = statistics._prime, 60.0  # on a slow host the samples are not close
+        # on a slow host the samples are not close
+        prime, statistics._prime = statistics._prime, 60.0
         second = json.loads(await statistics.once("c", pid=pid, cgroup=live.path))
         assert second["read"] > first["read"], "taken after the request"
         assert second["precpu_stats"] == first["precpu_stats"], "the first is too close to compare with"
