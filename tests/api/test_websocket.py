@@ -17,7 +17,7 @@ import websocket
 
 from tests.support import PATIENCE
 from tests.support.engine import client
-from tests.support.engine.harness import BREATH, TempEngine, until
+from tests.support.engine.harness import BREATH, COUNT_TO_STOP, TempEngine, until
 
 ALL = "stream=1&stdin=1&stdout=1&stderr=1"
 
@@ -178,11 +178,13 @@ def test_stdin_only_when_asked_for(engine: TempEngine) -> None:
 
 
 def test_logs_then_stream_without_gap_or_repeat(engine: TempEngine) -> None:
-    identifier = engine.started("sh", "-c", "i=0; while [ $i -lt 30000 ]; do echo $i; i=$((i+1)); done")
+    identifier = engine.started("sh", "-c", COUNT_TO_STOP)
     until("it prints", lambda: len(engine.logs(identifier)) > 1000)
     with attached(engine, identifier, "logs=1&stream=1&stdout=1") as connection:
+        engine.touch(identifier, "/stop")
         received, _ = to_end(connection)
-    assert received == b"".join(b"%d\n" % number for number in range(30000))
+    assert received == engine.logs(identifier)
+    assert received == b"".join(b"%d\n" % number for number in range(received.count(b"\n")))
 
 
 def test_logs_of_what_has_ended(engine: TempEngine) -> None:

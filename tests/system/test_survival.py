@@ -177,8 +177,9 @@ def test_upgrade(own_engine: TempEngine) -> None:
     """SIGTERM ends only the daemon. Containers, monitor and attached clients continue, and the next
     daemon takes over."""
     engine = own_engine
-    identifier = engine.started("sh", "-c", PRINT)
+    identifier = engine.started("sh", "-c", f"until [ -e /attached ]; do usleep 10000; done; {PRINT}")
     stream, early = hijack(engine.socket, f"/v1.24/containers/{identifier}/attach?logs=1&stream=1&stdout=1")
+    engine.touch(identifier, "/attached")
     monitor = engine.monitor_pid()
     engine.terminate()
     assert alive(monitor)

@@ -45,6 +45,8 @@ BREATH = 16
 """Descriptors by which the stock of sandboxes may grow between two counts. Tests for leaks must
 open more than this.
 """
+COUNT_TO_STOP = "i=0; until [ -e /stop ]; do echo $i; i=$((i+1)); done"
+"""A shell script that prints while a client attaches, however late. `TempEngine.touch` ends it."""
 _LOST = ("was never retrieved", "was never awaited", "was destroyed but it is pending", "Exception ignored in")
 """Words of asyncio and the interpreter about a failure that the program did not handle."""
 
