@@ -161,6 +161,8 @@ def count(names: list[str]) -> dict[str, int]:
             "LD_PRELOAD": str(shim),
             "PYTHONHASHSEED": "0",
             "PYTHONDONTWRITEBYTECODE": "1",
+            # By default glibc sets it by what was freed, and then copies a growing block or not.
+            "MALLOC_MMAP_THRESHOLD_": str(128 << 10),
         }
         done = subprocess.run(
             command, cwd=HERE.parent.parent, env=environment, capture_output=True, text=True, check=False
