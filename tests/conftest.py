@@ -160,7 +160,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and not config.getoption("--nightly"):
+        terminalreporter.line("Tests of the night are left out; --nightly runs them, and no others.")
     if _undeclared and config.getoption("--skips") == "declared":
         terminalreporter.section("skipped for reasons that are not declared", red=True)
         for line in list(_undeclared)[:20]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from pathlib import Path
 
 from tests.support import ROOT
 
@@ -23,9 +24,9 @@ NOT_OF_THE_ENGINE = {"bench", "lint", "support"}
 """Directories of tests/unit that test the programs of these names."""
 
 
-def check() -> Iterator[str]:
-    """What lies at the wrong place."""
-    tests = ROOT / "tests"
+def check(root: Path = ROOT) -> Iterator[str]:
+    """What lies at the wrong place in a working tree."""
+    tests = root / "tests"
     for path in sorted(tests.iterdir()):
         if path.name == "__pycache__":
             continue
@@ -35,9 +36,9 @@ def check() -> Iterator[str]:
         name = str(directory.relative_to(tests / "unit"))
         if "__pycache__" in name or name.split("/", maxsplit=1)[0] in NOT_OF_THE_ENGINE:
             continue
-        if not (ROOT / "engine" / name.replace("fast", "_fast")).is_dir():
+        if not (root / "engine" / name.replace("fast", "_fast")).is_dir():
             yield f"tests/unit/{name}: engine/ has no such package, whose tests these could be"
-    ignored = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["norecursedirs"]
+    ignored = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["norecursedirs"]
     for path in sorted(tests.rglob("*.py")):
         name = path.relative_to(tests)
         if "__pycache__" in name.parts:
