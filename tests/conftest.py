@@ -228,12 +228,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _engines(fixtures: dict[str, object]) -> Iterator[tuple[str, TempEngine]]:
-    """The engines of a test, those of its clusters too, with their names."""
+    """The engines of a test, those of its clusters and lists too, with their names."""
     engines = {id(value): (name, value) for name, value in fixtures.items() if isinstance(value, TempEngine)}
     yield from engines.values()  # `engine` is `shared_engine`
     for name, value in fixtures.items():
-        if isinstance(value, Cluster):
-            yield from ((f"{name}[{number}]", node) for number, node in enumerate(value.nodes))
+        several = value.nodes if isinstance(value, Cluster) else value if isinstance(value, list | tuple) else ()
+        yield from ((f"{name}[{number}]", each) for number, each in enumerate(several) if isinstance(each, TempEngine))
 
 
 _BEGINS: pytest.StashKey[dict[str, int]] = pytest.StashKey()
