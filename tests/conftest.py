@@ -59,7 +59,8 @@ _CHECKS = [
 settings.register_profile("engined", deadline=None, suppress_health_check=_CHECKS, derandomize=True)
 settings.register_profile("chance", deadline=None, suppress_health_check=_CHECKS)
 settings.register_profile("night", deadline=None, suppress_health_check=_CHECKS, max_examples=500)
-settings.load_profile("engined")
+settings.register_profile("sanitized", settings.get_profile("engined"), max_examples=25)
+settings.load_profile("sanitized" if os.environ.get("ENGINED_SANITIZE") else "engined")
 
 
 class OtherEngine(TempEngine):

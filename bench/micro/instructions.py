@@ -153,7 +153,8 @@ def count(names: list[str]) -> dict[str, int]:
                 "-p",
                 "no:benchmark",
             ),
-            *("-p", "no:xdist", f"--basetemp={place}/tmp", "bench/micro"),
+            # beside the tests, at the lowest priority, a row may wait for as long as those take
+            *("-o", "faulthandler_timeout=0", "-p", "no:xdist", f"--basetemp={place}/tmp", "bench/micro"),
         ]
         environment = os.environ | {
             "ENGINED_COUNT": str(shim),

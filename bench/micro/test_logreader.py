@@ -18,15 +18,16 @@ from engine._fast.logwriter import LogWriter
 
 LINE = b"2026-01-02 03:04:05 INFO  request served path=/index.html status=200 bytes=5120 took=0.004s user=bob\n"
 READ = LINE * 640  # about 64 KiB, as a pipe gives
+OUTPUT = sized(1 << 30, 8 << 20)
 TOTAL = sized(128 << 20, 4 << 20)
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """1 GB of output."""
+    """1 GB of output, or `OUTPUT`."""
     path = tmp_path_factory.mktemp("log") / "c.log"
     writer = LogWriter(os.fsencode(path))
-    for _ in range((1 << 30) // len(READ)):
+    for _ in range(OUTPUT // len(READ)):
         writer.write(1, READ)
     writer.close()
     yield path
@@ -37,7 +38,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     "options", [{}, {"framed": True}, {"framed": True, "timestamps": True}, {"stdout": False}], ids=str
 )
 def test_read(benchmark: Any, log: Path, options: dict[str, bool]) -> None:
-    lines = (1 << 30) // len(READ) * 640
+    lines = OUTPUT // len(READ) * 640
     size = lines * (len(LINE) + 8 * ("framed" in options) + 31 * ("timestamps" in options)) * ("stdout" not in options)
 
     def run() -> int:
