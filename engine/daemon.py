@@ -323,6 +323,7 @@ class Daemon:
         await self.deliveries.sweep(live, self._runs)
         parts = self.config, self.records, self.containers, self.images, self.remote, self.events, self.sessions
         self.builder = Builder(*parts)
+        self.builder.open()
         stack.push_async_callback(self.builder.close)
         stack.push_async_callback(self.containers.settled)
 

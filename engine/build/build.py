@@ -211,7 +211,7 @@ async def begin(stage: StageBuild, log: Log) -> State:
     wanted, site = stage.stage, stage.site
     if wanted.parent is not None:
         found = await site.stages.result_of(wanted.parent, stage.index, log)
-        stage.scope = site.stages.scope_of(wanted.parent).copy()
+        stage.scope = site.stages.scope_of(wanted.parent).following()
         return base.with_path(found)
     found = base.empty(stage.platform)
     if wanted.base != base.SCRATCH:

@@ -39,6 +39,7 @@ from engine.images.archive import ARCHITECTURE
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.storage.records import Records
+from engine.system.tasks import spawn
 from engine.system.threads import cancelled
 from engine.wire.build import BuildMessage, PruneReport
 
@@ -77,6 +78,10 @@ class Builder:
             sessions=sessions,
         )
         self._budget = prune.Budget(self._parts)
+
+    def open(self) -> None:
+        """Begin to remove what a crash has left."""
+        spawn(self._parts.caches.sweep(), "removing the rest of build caches")
 
     async def close(self) -> None:
         """Write what the cache has not written yet."""
@@ -168,7 +173,10 @@ class Builder:
         target = own if wanted is None else "/".join(filter(None, (wanted.os, wanted.architecture, wanted.variant)))
 
         def read() -> stages.Dockerfile:
-            return stages.read(lines.parse(raw), options.arguments, Platforms(build=own, target=target), options.target)
+            return stages.read(
+                *(lines.parse(raw), options.arguments, Platforms(build=own, target=target), options.target),
+                dialect=options.dialect,
+            )
 
         dockerfile = await asyncio.to_thread(read)
         build = Build(self._parts, options, dockerfile, tree)

@@ -3,6 +3,8 @@
 ```
 ROOT/build/caches/<name>/data   the directory that RUN sees
 ROOT/build/caches/<name>/id     its id in Dockerfiles; the time of the file is the last use
+ROOT/build/caches/.<name>       a cache that is being made
+ROOT/build/caches/.<name>.gone  one that is being removed; `sweep` goes on after a crash
 ```
 
 Two caches of one id exist while two steps with `sharing=private` run at once; the second one is
@@ -29,6 +31,8 @@ from engine._fast import tree
 from engine.errors import ServerError, reason_with_file
 from engine.system import files
 from engine.system.threads import uninterrupted
+
+_GONE = ".gone"
 
 
 class CacheDirectory(NamedTuple):
@@ -92,7 +96,7 @@ class Caches:
     def _opened(self, name: str, cache_id: str, fill: Callable[[int], None], mode: int) -> Path:
         place = self._directory / name
         data = place / "data"
-        if not data.exists():
+        if not data.exists() or not (place / "id").exists():
             # Under another name until it is complete: a crash leaves nothing that looks whole.
             new = self._directory / f".{name}"
             files.remove_tree(new)
@@ -137,8 +141,22 @@ class Caches:
         async with _lock(self._changing, name):
             if name in self._users:
                 return False
-            await uninterrupted(asyncio.to_thread(files.remove_tree, self._directory / name))
+            await uninterrupted(asyncio.to_thread(self._removed, name))
         return True
+
+    def _removed(self, name: str) -> None:
+        gone = self._directory / f".{name}{_GONE}"
+        files.remove_tree(gone)  # what a crash has left
+        with contextlib.suppress(FileNotFoundError):
+            (self._directory / name).rename(gone)
+        files.remove_tree(gone)
+
+    async def sweep(self) -> None:
+        """Remove the rest of caches whose removal a crash has ended."""
+        for entry in await asyncio.to_thread(os.listdir, self._directory) if self._directory.exists() else ():
+            if entry.startswith(".") and entry.endswith(_GONE):
+                async with _lock(self._changing, entry[1 : -len(_GONE)]):
+                    await uninterrupted(asyncio.to_thread(files.remove_tree, self._directory / entry))
 
 
 class _Lock(asyncio.Lock):

@@ -84,22 +84,25 @@ def select(
     unpack: bool = False,
     owners: bool = False,
     patterns: bool = True,
+    may_be_empty: bool = False,
     destination_is_directory: bool,
 ) -> Selection:
     """Choose files by COPY's rules: wildcards, contents of directories, links followed.
 
     `unpack`: archives among the files are unpacked (ADD). `owners`: the files keep their owners
     (COPY --from), which belong to the digest then. `destination_is_directory`: it ends with
-    `/`, which several sources need. `patterns`: sources may have wildcards.
+    `/`, which several sources need. `patterns`: sources may have wildcards. `may_be_empty`: these
+    may match nothing, in a directory that exists.
     Raises NotFound for a name that does not exist.
     """
     choice = _Choice(tree, Patterns(exclude), unpack=unpack, owners=owners, patterns=patterns)
+    choice.empty = may_be_empty and any(has_wildcards(source) for source in sources)
     for source in sources:
         if parents:
             choice.with_parents(source)
         else:
             choice.add(source)
-    if not choice.pieces and not choice.excluded:
+    if not choice.pieces and not choice.excluded and not choice.empty:
         raise InvalidParameter("No source files were specified")
     # As with BuildKit, directories that one pattern matches are merged.
     merged = parents or (len(sources) == 1 and all(not piece.single for piece in choice.pieces))
@@ -157,6 +160,8 @@ class _Choice:
         self.pieces: list[Piece] = []
         self.excluded = False
         """True if a source exists but was excluded."""
+        self.empty = False
+        """Wildcards that match nothing are no error."""
 
     def add(self, source: str) -> None:
         path = self._inside(source)
@@ -210,6 +215,8 @@ class _Choice:
         first = next(at for at, part in enumerate(parts) if has_wildcards(part))
         base = self._tree.resolve("/".join(parts[:first]))
         found = [] if base is None or base.kind != DIRECTORY else [base.path]
+        if not found and self.empty:
+            raise NotFound(f"{self._tree.where}{pattern}: no such file or directory")
         try:
             tests = [glob(part) for part in parts[first:]]
         except InvalidParameter:  # Docker ignores it too
@@ -433,6 +440,38 @@ def _merged(pieces: Sequence[Piece]) -> Iterator[tuple[Piece, str, Entry]]:
     return iter(merged.values())
 
 
+class _Kinds:
+    """Which names of a root are directories. Each directory is listed once, and nothing is looked
+    up below one that the root does not have.
+    """
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._listed: dict[str, dict[str, bool]] = {}
+
+    def check(self, path: str, directory: bool) -> None:
+        """Raises InvalidParameter if the path, relative to the root, is of the other kind there."""
+        found = self._list(posixpath.dirname(path)).get(posixpath.basename(path))
+        if found is False and directory:
+            raise InvalidParameter(f"cannot copy to non-directory: /{path}")
+        if found and not directory:
+            raise InvalidParameter(f"cannot replace to directory /{path} with file")
+
+    def _list(self, directory: str) -> dict[str, bool]:
+        found = self._listed.get(directory)
+        if found is None:
+            above, name = posixpath.split(directory)
+            found = self._listed[directory] = {}
+            if not directory or self._list(above).get(name):
+                opened = files.open_without_links(self._root, directory or ".", os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    with os.scandir(opened) as entries:
+                        found.update((each.name, each.is_dir(follow_symlinks=False)) for each in entries)
+                finally:
+                    os.close(opened)
+        return found
+
+
 class Stream:
     """The uncompressed tar stream of the layer in which a selection is at its destination, for
     `lay_out`.
@@ -448,8 +487,10 @@ class Stream:
         chmod: str = "",
         now: int,
         epoch: int | None = None,
+        keeps_kinds: bool = False,
     ) -> None:
-        """`root`: as for `destination`; members of archives follow its links.
+        """`root`: as for `destination`; members of archives follow its links. `keeps_kinds`: a
+        directory stays one, and what is none too, in the place where it is in the root.
 
         `owner`: of everything but members of archives, which have their own (`--chown`); None means
         0:0, or each entry's own where the selection keeps them. `chmod`: octal digits or symbolic
@@ -465,6 +506,7 @@ class Stream:
         self._mode = _mode_change(chmod) if chmod else None
         self._latest = None if epoch is None else epoch * 10**9
         self._prefix = place.path + "/" if place.path else ""
+        self._kinds = _Kinds(root) if keeps_kinds and root >= 0 else None
         self._assembly = Assembly()
         self._names: dict[tuple[int, int], bytes] = {}
         """Of files with several names: the first one, by tree and inode."""
@@ -536,7 +578,7 @@ class Stream:
 
     def _all(self, selection: Selection, now: int) -> Iterator[bool]:
         """Put entries into the assembly; each item says that some were put."""
-        unpacks = all(piece.unpack for piece in selection.pieces)
+        unpacks = selection.pieces and all(piece.unpack for piece in selection.pieces)
         uid, gid = (0, 0) if self._owner is None or unpacks else self._owner
         directories = any(not piece.single for piece in selection.pieces)
         for path in self._place.missing:
@@ -550,6 +592,7 @@ class Stream:
             if unpack:
                 for piece in pieces:
                     yield from self._unpacked(piece.tree, piece.entries[0][1])
+                self._names.clear()  # members may have replaced those files
                 continue
             entries = _merged(list(pieces))
             while batch := tuple(itertools.islice(entries, _BATCH)):
@@ -571,6 +614,8 @@ class Stream:
             _check_name(name)
         if entry.kind == CHARACTER and not entry.major and not entry.minor:
             raise InvalidParameter(f"{entry.path}: the device 0/0 is reserved for layers")
+        if self._kinds is not None:
+            self._kinds.check(name, entry.kind == DIRECTORY)
         raw = os.fsencode(name)
         uid, gid = (entry.uid, entry.gid) if owners and self._owner is None else self._owner or (0, 0)
         mode = entry.mode

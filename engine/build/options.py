@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from engine.build.dialect import CLASSIC, Dialect
 from engine.containers import body
 from engine.errors import InvalidParameter, Unimplemented, decoding_reason
 from engine.images import platforms, reference
@@ -37,6 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     Build arguments and credentials may be secrets: an object of this class is never logged.
     """
 
+    dialect: Dialect = CLASSIC
     dockerfile: str = ""
     """Path in the context as it was given; empty for the default names."""
     tags: tuple[Reference, ...] = ()

@@ -221,7 +221,7 @@ class StageBuild:
         """`begin` carries out FROM, `apply` every other instruction."""
         self.site = site
         self.stage = stage
-        self.scope = Scope(site.dockerfile.arguments)
+        self.scope = Scope(site.dockerfile.arguments, site.options.dialect)
         self.state = State(key="")
         self.cmd_set = False
         """CMD was set in this stage: ENTRYPOINT then keeps it."""

@@ -19,7 +19,6 @@ import functools
 import io
 import logging
 import posixpath
-import re
 import tarfile
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -30,6 +29,7 @@ from engine.build import context, options
 from engine.build.buildkit.progress import Progress, Steps, VertexProgress
 from engine.build.buildkit.services import Session
 from engine.build.buildkit.session import Sessions
+from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
 from engine.build.options import Options, PruneOptions
@@ -51,7 +51,6 @@ DOCKERFILE_LIMIT = 20 << 20
 """Bytes of the archive with the Dockerfile and its .dockerignore."""
 UPLOAD_HOST = "buildkit-session"
 """The host of URLs that name an archive which the client uploads."""
-_FRONTEND = re.compile(r"(docker\.io/)?docker/dockerfile(-upstream)?(:[\w.-]+)?(@sha256:[0-9a-f]{64})?\Z")
 _LOCAL, _IMAGE, _INPUT = "local:", "docker-image://", "input:"
 _NAMED = b"FROM scratch\nCOPY . /\n"
 """A named context that is a directory becomes an image."""
@@ -105,9 +104,6 @@ def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[
     """
     _check(given, frontend, inputs or {})
     arguments, labels = _with_prefix(given, "build-arg:"), _with_prefix(given, "label:")
-    syntax = arguments.get("BUILDKIT_SYNTAX", "")
-    if syntax and not _FRONTEND.match(syntax):
-        raise Unimplemented(f"frontend {syntax[:200]} is not supported: this engine reads Dockerfiles itself")
     network = given.get("force-network-mode", "")
     host = HostConfig(
         network_mode="" if network in ("default", "sandbox") else network,
@@ -123,6 +119,7 @@ def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[
     filename = given.get("filename", "") or "Dockerfile"
     return Wanted(
         options=Options(
+            dialect=BUILDKIT,
             dockerfile=filename,
             remote="" if _upload_path(url) else url,
             no_cache="no-cache" in given,
@@ -158,7 +155,7 @@ def _check(given: Mapping[str, str], frontend: str, inputs: Mapping[str, str]) -
     """Raises Unimplemented for what only BuildKit has."""
     if frontend == GATEWAY:
         frontend = given.get("source", "")
-        if _FRONTEND.match(frontend):
+        if lines.serves(frontend):
             frontend = DOCKERFILE_V0
     if frontend != DOCKERFILE_V0:
         raise Unimplemented(f"frontend {frontend[:200]!r} is not supported: this engine reads Dockerfiles itself")

@@ -21,7 +21,8 @@ _LONGEST = 65535
 
 _DIRECTIVE = re.compile(rf"#[{words.SPACE}]*([a-zA-Z][a-zA-Z0-9]*)[\t\n\f\r ]*=[\t\n\f\r ]*(.+?)[\t\n\f\r ]*")
 
-_FRONTENDS = ("docker/dockerfile", "docker/dockerfile-upstream")
+_FRONTEND = re.compile(r"([\w.:/-]+/)?docker/dockerfile(-upstream)?(:[\w.-]+)?(@sha256:[0-9a-f]{64})?")
+"""Images of the frontend that this parser is, in any registry."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +62,6 @@ def parse(raw: bytes) -> Document:
         warnings.append("[WARNING]: Empty continuation lines will become errors in a future release.")
     if not lines:
         raise InvalidParameter("No image was generated. Is your Dockerfile empty? (file with no instructions)")
-    check_frontend(directives.get("syntax", ""))
     return Document(
         escape=escape,
         syntax=directives.get("syntax", ""),
@@ -78,16 +78,15 @@ def at_line(error: InvalidParameter, number: int, text: str) -> InvalidParameter
     return InvalidParameter(f"dockerfile parse error line {number}: {'' if named else f'{keyword}: '}{error.message}")
 
 
+def serves(frontend: str) -> bool:
+    """Whether this parser is the frontend of that image."""
+    return _FRONTEND.fullmatch(frontend) is not None
+
+
 def check_frontend(syntax: str) -> None:
     """Raises InvalidParameter unless this parser serves the frontend that `syntax` names."""
     image = syntax.partition(" ")[0]
-    name = image.partition("@")[0]
-    repository, colon, tag = name.rpartition(":")
-    if colon and "/" not in tag:
-        name = repository
-    for prefix in ("docker.io/", "index.docker.io/", "registry-1.docker.io/"):
-        name = name.removeprefix(prefix)
-    if name and name not in _FRONTENDS:
+    if image and not serves(image):
         raise InvalidParameter(f"syntax {image}: this frontend is not supported, only docker/dockerfile"[:300])
 
 
@@ -148,4 +147,4 @@ def _joined(begin: str, source: words.Source, continued: re.Pattern[str]) -> tup
     return "".join(parts), empty
 
 
-__all__ = ["Document", "at_line", "check_frontend", "parse"]
+__all__ = ["Document", "at_line", "check_frontend", "parse", "serves"]

@@ -14,15 +14,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.build.dialect import CLASSIC, Dialect
 from engine.errors import InvalidParameter
 from engine.images.instructions import records, words
 from engine.images.instructions.records import Arg
 
-PROXIES = frozenset(
-    name
-    for upper in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
-    for name in (upper, upper.lower())
-)
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
+PROXIES = frozenset(name for upper in _PROXIES for name in (upper, upper.lower()))
 """Arguments that RUN gets without an ARG line. They are then not part of the cache's key, and not
 in the history.
 """
@@ -145,19 +143,23 @@ class Arguments:
 class Scope:
     """One stage."""
 
-    def __init__(self, arguments: Arguments) -> None:
+    def __init__(self, arguments: Arguments, dialect: Dialect = CLASSIC) -> None:
         self._arguments = arguments
+        self._dialect = dialect
         self._values: dict[str, str | None] = {}
 
     def declare(self, arg: Arg) -> None:
         """An expanded ARG line."""
         for name, default in arg.pairs:
-            self._values[name] = self._arguments.declare(name, default)
+            value = self._arguments.declare(name, default)
+            if value is not None or not self._dialect.keeps_arguments:
+                self._values[name] = value
 
-    def copy(self) -> Scope:
-        """For a stage that continues this one (`FROM name`), after its last line."""
-        other = Scope(self._arguments)
-        other._values = dict(self._values)
+    def following(self) -> Scope:
+        """For a stage that begins with this one (`FROM name`), after its last line."""
+        other = Scope(self._arguments, self._dialect)
+        if self._dialect.keeps_arguments:
+            other._values = dict(self._values)
         return other
 
     def variables(self, env: Sequence[str] | None) -> dict[str, str]:
@@ -170,11 +172,11 @@ class Scope:
         """The arguments that a RUN gets; those that `env` has too are left out."""
         overridden = {line.partition("=")[0] for line in env or ()}
         declared = {name: value for name, value in self._values.items() if value is not None and name not in overridden}
-        proxies = {
-            name: value
-            for name, value in self._arguments.given.items()
-            if name in PROXIES and name not in overridden and name not in self._values
-        }
+        given = {name: value for name, value in self._arguments.given.items() if name in PROXIES}
+        if self._dialect.all_proxies:
+            proxies = {name: value for each, value in sorted(given.items()) for name in (each.upper(), each.lower())}
+        else:
+            proxies = {name: given[name] for name in given if name not in overridden and name not in self._values}
         return Environment(_lines(declared | proxies), _lines(declared))
 
 

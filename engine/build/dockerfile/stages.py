@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from engine.build.dialect import CLASSIC, Dialect
 from engine.build.dockerfile.lines import Document, at_line, check_frontend
 from engine.build.dockerfile.scope import Arguments, Platforms, normalized
 from engine.errors import InvalidParameter
@@ -51,10 +52,16 @@ class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read(
-    document: Document, scope_arguments: Mapping[str, str | None], platforms: Platforms, target: str = ""
+    document: Document,
+    scope_arguments: Mapping[str, str | None],
+    platforms: Platforms,
+    target: str = "",
+    *,
+    dialect: Dialect = CLASSIC,
 ) -> Dockerfile:
     """All stages, checked. `target` is only the value of TARGETSTAGE."""
-    check_frontend(scope_arguments.get("BUILDKIT_SYNTAX") or "")
+    if dialect.frontends:
+        check_frontend(scope_arguments.get("BUILDKIT_SYNTAX") or document.syntax)
     arguments = Arguments(scope_arguments, platforms, target)
     global_arguments: list[Arg] = []
     stages: list[Stage] = []

@@ -25,11 +25,10 @@ from engine.build.copying import Selection
 from engine.build.output import Log
 from engine.build.stage import StageBuild
 from engine.build.state import State, after, commented
-from engine.build.steps import layer
+from engine.build.steps import layer, owners
 from engine.build.trees import DirectoryTree, MemoryTree, Tree
 from engine.errors import InvalidParameter, NotFound
 from engine.images.instructions.records import Add, Copy
-from engine.runtime import users
 from engine.system.threads import uninterrupted
 
 
@@ -49,7 +48,8 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
         copying.check_mode(instruction.chmod)
     how = (
         *(name, path, instruction.chown, instruction.chmod, instruction.link, instruction.parents),
-        *(instruction.exclude, instruction.unpack),
+        # what one dialect refuses, the other may have made
+        *(instruction.exclude, instruction.unpack, stage.site.options.dialect.keeps_kinds),
     )
     before, config = stage.state, stage.state.config
     # With --link the layer is the same on every base.
@@ -121,6 +121,7 @@ async def _select(
                     parents=instruction.parents,
                     unpack=unpack,
                     owners=bool(instruction.from_),
+                    may_be_empty=stage.site.options.dialect.empty_wildcards,
                     destination_is_directory=is_directory,
                 )
             )
@@ -180,16 +181,18 @@ async def _lay_out(
     if before.top and not instruction.link:
         root = await parts.images.snapshots.open_content(before.top)
     try:
-        owner = await _owner(stage, before, instruction, root)
+        owner = await owners.find(stage, before, instruction.chown, root)
         newest, size = await parts.images.layers.work(_newest_and_size, selection)
 
         def opened() -> copying.Stream:
+            place = copying.destination(root, path, directory=selection.needs_directory)
             return copying.Stream(
-                *(selection, copying.destination(root, path, directory=selection.needs_directory), root),
+                *(selection, place if selection.pieces else place._replace(missing=()), root),
                 owner=owner,
                 chmod=instruction.chmod,
                 now=newest or time.time_ns(),
                 epoch=stage.site.epoch,
+                keeps_kinds=stage.site.options.dialect.keeps_kinds,
             )
 
         return await layer.lay_out(parts, before.document.rootfs.diff_ids, opened, claim, size=size)
@@ -208,28 +211,6 @@ def _newest_and_size(selection: Selection) -> tuple[int, int]:
             newest = max(newest, entry.mtime)
             size += entry.size
     return newest, size
-
-
-async def _owner(stage: StageBuild, before: State, instruction: Copy | Add, root: int) -> tuple[int, int] | None:
-    """The numbers of --chown, by the files of the root. A name without a group means the user's own
-    group, a number the group of that number.
-    """
-    if not instruction.chown:
-        return None
-    user, _, group = instruction.chown.partition(":")
-    wanted = f"{user}:{group or user}" if group or user.isdecimal() else user or "0:0"
-    opened = -1
-    if root < 0 and before.top:
-        root = opened = await stage.site.parts.images.snapshots.open_content(before.top)
-    try:
-        if root < 0:
-            found = users.identity(wanted, (), b"", b"")
-        else:
-            found = await asyncio.to_thread(users.lookup, f"/proc/self/fd/{root}", wanted)
-    finally:
-        if opened >= 0:
-            await uninterrupted(asyncio.to_thread(os.close, opened))
-    return found.uid, found.gid
 
 
 __all__ = ["apply"]

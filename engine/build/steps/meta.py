@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import posixpath
 import stat
 import time
 from collections.abc import Callable
+
+import msgspec
 
 from engine.build import copying, keys
 from engine.build.copying import Selection
 from engine.build.output import Log
 from engine.build.stage import StageBuild
 from engine.build.state import State, after, commented
-from engine.build.steps import layer
+from engine.build.steps import layer, owners
 from engine.errors import InvalidParameter
 from engine.images.instructions import effects
 from engine.images.instructions.records import Arg, Cmd, Healthcheck, Instruction, Maintainer, Shell, Volume, Workdir
@@ -42,14 +45,18 @@ async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
             log.say(f"Note: overriding previous HEALTHCHECK: [{' '.join(test)}]\n")
     elif isinstance(instruction, Volume):
         await _check_volumes(stage, instruction)
+    dialect = stage.site.options.dialect
     changed = effects.configured(config, instruction, cmd_set=stage.cmd_set)
+    if isinstance(instruction, Workdir) and dialect.users_workdir:
+        changed = msgspec.structs.replace(changed, working_dir=_clean(changed.working_dir))
     stage.cmd_set = stage.cmd_set or isinstance(instruction, Cmd)
     text = effects.recorded(instruction, changed)
     if isinstance(instruction, Workdir):
         command = commented(config, f"#(nop) {text}")
     else:
         command = commented(changed if isinstance(instruction, Shell) else config, "#(nop) ", text)
-    key = keys.key_of(stage.state.key, "meta", text, author, config=changed)
+    user = config.user if isinstance(instruction, Workdir) and dialect.users_workdir else ""
+    key = keys.key_of(stage.state.key, "meta", text, author, *filter(None, [user]), config=changed)
     if not isinstance(instruction, Workdir):
         await stage.reach(key, command, changed, log, author=author, makes_layer=False)
         return
@@ -57,10 +64,14 @@ async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
     before = stage.state
 
     async def make(_: Log, claim: Callable[[str], None]) -> State:
-        diff_id = await _make_directory(stage, before, changed.working_dir, claim)
+        diff_id = await _make_directory(stage, before, changed.working_dir, user, claim)
         return after(before, key=key, config=changed, command=command, diff_id=diff_id, epoch=stage.site.epoch)
 
     await stage.reach(key, command, changed, log, make)
+
+
+def _clean(path: str) -> str:
+    return posixpath.normpath(path).replace("//", "/")
 
 
 async def _check_volumes(stage: StageBuild, volume: Volume) -> None:
@@ -84,8 +95,10 @@ async def _check_volumes(stage: StageBuild, volume: Volume) -> None:
     await asyncio.to_thread(check)
 
 
-async def _make_directory(stage: StageBuild, before: State, path: str, claim: Callable[[str], None]) -> str:
-    """Make a missing working directory: root's, mode 0755. Returns the diff_id, or ""."""
+async def _make_directory(stage: StageBuild, before: State, path: str, user: str, claim: Callable[[str], None]) -> str:
+    """Make a missing working directory, and those above it: the user's, mode 0755. Returns the
+    diff_id, or "".
+    """
     root = await stage.root()
     try:
         place = await asyncio.to_thread(copying.destination, root, path, directory=True)
@@ -93,9 +106,10 @@ async def _make_directory(stage: StageBuild, before: State, path: str, claim: Ca
         raise InvalidParameter(f"Cannot mkdir: {path} is not a directory") from error
     if not place.missing:
         return ""
+    owner = await owners.find(stage, before, user, root)
 
     def opened() -> copying.Stream:
-        return copying.Stream(_NOTHING, place, root, now=time.time_ns(), epoch=stage.site.epoch)
+        return copying.Stream(_NOTHING, place, root, owner=owner, now=time.time_ns(), epoch=stage.site.epoch)
 
     return await layer.lay_out(stage.site.parts, before.document.rootfs.diff_ids, opened, claim)
 

@@ -64,15 +64,15 @@ async def read(stage: StageBuild, mounts: Sequence[RunMount], log: Log) -> Wante
     """Check the mounts, and find what the step's key has to contain of them."""
     key: list[object] = []
     for mount in mounts:
-        if mount.target and _target(stage, mount) == "/":
+        if (mount.target or mount.type not in ("secret", "ssh")) and _target(stage, mount) == "/":
             raise InvalidParameter('RUN --mount: invalid mount target "/"')
         what: list[object] = [mount.type, mount.id, mount.source, mount.target, mount.from_, mount.read_only, mount.env]
         what += [mount.mode, mount.uid, mount.gid, mount.size]
         if mount.type == "bind" or (mount.type == "cache" and mount.from_):
             what.append(await _content_key(stage, mount, log))
         key.append(what)
-    locked = tuple(_cache_id(stage, each) for each in mounts if each.type == "cache" and each.sharing == "locked")
-    return Wanted(tuple(mounts), tuple(key), locked)
+    locked = [each for each in mounts if each.type == "cache" and each.sharing == "locked"]
+    return Wanted(tuple(mounts), tuple(key), tuple([await _cache_id(stage, each, log) for each in locked]))
 
 
 def _target(stage: StageBuild, mount: RunMount) -> str:
@@ -80,8 +80,19 @@ def _target(stage: StageBuild, mount: RunMount) -> str:
     return path.replace("//", "/")
 
 
-def _cache_id(stage: StageBuild, mount: RunMount) -> str:
-    return mount.id or _target(stage, mount)
+async def _cache_id(stage: StageBuild, mount: RunMount, log: Log) -> str:
+    """Owner, mode and first content belong to a cache's identity: a step gets none that it cannot
+    use."""
+    words = [mount.id or _target(stage, mount)]
+    if (mount.uid or 0, mount.gid or 0, _cache_mode(mount)) != (0, 0, 0o755):
+        words.append(f"uid={mount.uid or 0},gid={mount.gid or 0},mode={_cache_mode(mount):o}")
+    if mount.from_:
+        words.append(f"from={await _content_key(stage, mount, log)},source={mount.source}")
+    return " ".join(words)
+
+
+def _cache_mode(mount: RunMount) -> int:
+    return 0o755 if mount.mode is None else mount.mode
 
 
 async def _content_key(stage: StageBuild, mount: RunMount, log: Log) -> str:
@@ -167,11 +178,8 @@ async def _cache(
             _copy(source, directory)
         os.fchown(directory, uid, gid)
 
-    caches = stage.site.parts.caches
-    mode = 0o755 if mount.mode is None else mount.mode
-    path = await borrowed.enter_async_context(
-        caches.use(_cache_id(stage, mount), mount.sharing or "shared", fill, mode)
-    )
+    caches, cache_id = stage.site.parts.caches, await _cache_id(stage, mount, log)
+    path = await borrowed.enter_async_context(caches.use(cache_id, mount.sharing or "shared", fill, _cache_mode(mount)))
     directory = await opened(asyncio.to_thread(files.open_directory, path))
     borrowed.callback(os.close, directory)
     return Bind(destination=target, source=directory, writable=not mount.read_only)

@@ -54,8 +54,10 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
     wanted = await mounts.read(stage, instruction.mounts, log)
     host = _host(stage, instruction)
     network = host.network_mode if host.network_mode in ("none", "host") else "default"
+    kept = ["volumes"] if config.volumes and stage.site.options.dialect.keeps_volumes else []
     key = keys.key_of(
-        *(before.key, "run", argv, script, environment.key, network, host.extra_hosts or (), wanted.key),
+        *(before.key, "run", argv, script),
+        *(environment.key, network, host.extra_hosts or (), wanted.key, *kept),
         config=config,
     )
 
@@ -180,7 +182,7 @@ class _Container:
     async def _changes(self, container: Container, claim: Callable[[str], None]) -> str:
         """Make the layer of its changes, and remove the container with `rm`."""
         below = self._before.document.rootfs.diff_ids
-        volumes = [*(self._before.config.volumes or ())]
+        volumes = () if self._options.dialect.keeps_volumes else tuple(self._before.config.volumes or ())
         images = self._parts.images
         if self._options.remove:
             ingest = await self._parts.containers.take(container)

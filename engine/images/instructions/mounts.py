@@ -21,7 +21,8 @@ from engine.images.instructions.words import Expand
 class RunMount(msgspec.Struct, frozen=True, kw_only=True):
     """`RUN --mount`, with the defaults of its type.
 
-    `source`, `target`: paths as written, `target` is relative to the working directory. `id`: for a
+    `source`, `target`: paths as written, `target` is relative to the working directory, which it is
+    when it is empty. `id`: for a
     cache, empty means its absolute target; a secret always has one. A secret's `target` is empty
     when only `env` is wanted. For ssh, an empty `target` means the default path, and an empty `id`
     the default agent. `sharing`: of a cache only.
@@ -98,7 +99,7 @@ def read(text: str, word: Expand, *, strict: bool) -> RunMount:
         given[_MOUNT_KEYS[key]] = _mount_value(key, value)
     mount = RunMount(**given)
     if not unknown:
-        _check_mount(mount, given, text)
+        _check_mount(mount, given)
     if "read_only" not in given and mount.type in ("cache", "tmpfs"):
         mount = msgspec.structs.replace(mount, read_only=False)
     if mount.type == "cache":
@@ -155,7 +156,7 @@ def _size(value: str) -> int:
 _ONLY = {"required": ("secret", "ssh"), "size": ("tmpfs",), "env": ("secret",)}
 
 
-def _check_mount(mount: RunMount, given: Mapping[str, Any], text: str) -> None:
+def _check_mount(mount: RunMount, given: Mapping[str, Any]) -> None:
     """Which fields a type has."""
     kind = mount.type
     for key in ("mode", "uid", "gid"):
@@ -175,8 +176,6 @@ def _check_mount(mount: RunMount, given: Mapping[str, Any], text: str) -> None:
             raise InvalidParameter("both source and id can't be set")
     if mount.sharing and kind != "cache":
         raise InvalidParameter(f"invalid cache sharing set for {kind} mount")
-    if kind in ("bind", "cache", "tmpfs") and not mount.target:
-        raise InvalidParameter(f"a target is required for {kind} mounts: --mount={text}"[:300])
 
 
 def _secret(mount: RunMount) -> RunMount:

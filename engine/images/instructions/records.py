@@ -9,6 +9,7 @@ Raises: InvalidParameter in the words of Docker, without the line's number.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 import signal
@@ -183,7 +184,9 @@ def read(line: Line, escape: str = "\\") -> Instruction:
     """The record of a logical line."""
     reader = _READERS.get(line.keyword)
     if reader is None:
-        raise InvalidParameter(f"Unknown instruction: {line.keyword}")
+        near = difflib.get_close_matches(line.keyword, _READERS, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise InvalidParameter(f"unknown instruction: {line.keyword}{hint}")
     if "\0" in line.original or (line.keyword == "RUN" and any("\0" in body.content for body in line.heredocs)):
         raise InvalidParameter(words.NUL)
     instruction = reader(_readable(line), escape)

@@ -29,6 +29,7 @@ from engine.config import Config as EngineConfig
 from engine.errors import ServerError
 from engine.images import reference
 from engine.storage.records import Change, Records
+from engine.system import files
 from engine.wire.containers import Config
 from tests.support import PATIENCE
 from tests.unit.images.test_store import ONE, Stage, docker_archive
@@ -403,6 +404,42 @@ def test_a_new_cache_mount_of_several_steps_is_made_once(tmp_path: Path) -> None
 
         await asyncio.gather(*(step() for _ in range(4)))
         assert filled == 1
+
+    asyncio.run(work())
+
+
+def test_a_cache_mount_whose_removal_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is empty for the next step, and `sweep` removes the rest."""
+
+    async def work() -> None:
+        async def used(caches: Caches, name: str = "x") -> list[str]:
+            async with caches.use(name, "shared", lambda _: None, 0o755) as path:
+                found = os.listdir(path)
+                (path / "file").touch()
+                return found
+
+        caches, removed, remove_tree = Caches(tmp_path), 0, files.remove_tree
+
+        def half(path: Path) -> None:
+            nonlocal removed
+            removed += 1
+            if removed == 2:
+                raise OSError("killed")
+            remove_tree(path)
+
+        assert await used(caches) == [] and await used(caches) == ["file"]
+        (name,) = (each.name for each in caches.all())
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="killed"):
+            patched.setattr("engine.build.caches.files.remove_tree", half)
+            await caches.remove(name)
+        following = Caches(tmp_path)
+        assert following.all() == [] and len(os.listdir(tmp_path / "build" / "caches")) == 1
+        assert await used(following) == []
+        await following.sweep()
+        assert os.listdir(tmp_path / "build" / "caches") == [name]
+        # as a killed engine of before may have left it
+        (tmp_path / "build" / "caches" / name / "id").unlink()
+        assert await used(following) == [] and [each.id for each in following.all()] == ["x"]
 
     asyncio.run(work())
 

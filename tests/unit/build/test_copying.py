@@ -172,6 +172,14 @@ def test_select_fails(
         selecting(tmp_path, sources, **how)
 
 
+def test_wildcards_may_match_nothing(tmp_path: Path) -> None:
+    assert selecting(tmp_path, ["*.go"], may_be_empty=True) == []
+    assert selecting(tmp_path, ["src/*.go", "*.md"], may_be_empty=True) == ["=c.md"]
+    for source, kind in (("nope/*.go", NotFound), ("a.txt/*", NotFound), ("nope", NotFound)):
+        with pytest.raises(kind, match=f"{source[:4]}.*no such file or directory"):
+            selecting(tmp_path, [source], may_be_empty=True)
+
+
 def digest_of(tmp_path: Path, nodes: Sequence[Node], sources: Sequence[str] = ("src",), **how: Any) -> str:
     def work(tree: Tree) -> str:
         found = select(tree, sources, destination_is_directory=True, **how)
@@ -343,6 +351,26 @@ def test_places_in_an_image(image: int, tmp_path: Path) -> None:
     assert sorted(copied(tmp_path, NODES, ["a.txt"], "/app/up/x", image)) == [".", "etc", "etc/x"]
 
 
+@pytest.mark.parametrize(
+    ("nodes", "path", "words"),
+    [
+        ([Node("lib/x")], "/", "cannot copy to non-directory: /lib"),
+        ([Node("etc/passwd/x")], "/", "cannot copy to non-directory: /etc/passwd"),
+        ([Node("usr/lib")], "/", "cannot replace to directory /usr/lib with file"),
+        ([symlink("lib", "x")], "/usr/", "cannot replace to directory /usr/lib with file"),
+        ([Node("new/lib/x"), Node("app/new/up/x"), Node("etc/passwd"), symlink("app/link", "x")], "/", ""),
+        ([Node("lib/x")], "/usr/", ""),
+    ],
+)
+def test_kinds_that_are_kept(image: int, nodes: list[Node], path: str, words: str, tmp_path: Path) -> None:
+    everything = copied(tmp_path, nodes, ["."], path, image)
+    if words:
+        with pytest.raises(InvalidParameter, match=f"^{words}$"):
+            copied(tmp_path, nodes, ["."], path, image, keeps_kinds=True)
+    else:
+        assert copied(tmp_path, nodes, ["."], path, image, keeps_kinds=True).keys() == everything.keys()
+
+
 def test_owner_mode_and_epoch(tmp_path: Path) -> None:
     nodes = [Node("a", mode=0o4755, uid=9, mtime=5), directory("d"), Node("d/b", b"b"), symlink("d/l", "b")]
     found = copied(tmp_path, nodes, ["."], "/n/", owner=(1000, 1001), chmod="640", epoch=EPOCH - 10)
@@ -400,6 +428,12 @@ def test_hard_links_stay_links(tmp_path: Path) -> None:
     assert found["x/d/b"][5] == found["x/d/a"][5] == "x/c"
     twice = copied(tmp_path, [Node("a", b"1"), hard_link("b", "a")], ["a", "b"], "/x/")
     assert twice["x/b"][5] == "x/a"
+
+
+def test_a_hard_link_does_not_lead_to_a_member_of_an_archive(tmp_path: Path) -> None:
+    nodes = [Node("b", b"own"), hard_link("c", "b"), Node("a.tar", tar([Node("b", b"of the archive")]))]
+    found = copied(tmp_path, nodes, ["b", "a.tar", "c"], "/x/", selected={"unpack": True})
+    assert (found["x/b"][4][0], found["x/c"][4][0]) == (len(b"of the archive"), len(b"own"))
 
 
 def test_later_sources_replace_earlier_ones(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_isolation(isolation: str) -> None:
     ("host", "words"),
     [
         (HostConfig(isolation="hyperv"), 'Unsupported isolation: "hyperv"'),
-        (HostConfig(memory=1000), "Memory: Minimum memory limit allowed is 4MB, got 1000"),
+        (HostConfig(memory=1000), "Memory: Minimum memory limit allowed is 6MB, got 1000"),
         (HostConfig(memory=8 << 20, memory_swap=4 << 20), "Minimum memoryswap limit should be larger than memory"),
         (HostConfig(memory_swap=8 << 20), "You should always set the Memory limit when using Memoryswap limit"),
         (HostConfig(memory=8 << 20, memory_swap=-2), "MemorySwap must be -1"),

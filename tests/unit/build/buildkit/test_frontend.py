@@ -12,6 +12,7 @@ from engine.build.buildkit import frontend
 from engine.build.buildkit.control import prune_options
 from engine.build.buildkit.control_messages import PruneRequest
 from engine.build.buildkit.frontend import DOCKERFILE_V0, GATEWAY
+from engine.build.dialect import BUILDKIT
 from engine.build.options import DEFAULT_HOST, Options
 from engine.errors import EngineError, InvalidParameter, Unimplemented
 from engine.wire.containers import Ulimit
@@ -24,7 +25,7 @@ def read(frontend_name: str = DOCKERFILE_V0, **given: str) -> frontend.Wanted:
 
 def test_defaults() -> None:
     wanted = read()
-    assert wanted.options == Options(dockerfile="Dockerfile", force_remove=True, host=DEFAULT_HOST)
+    assert wanted.options == Options(dialect=BUILDKIT, dockerfile="Dockerfile", force_remove=True, host=DEFAULT_HOST)
     assert (wanted.filename, wanted.context, wanted.dockerfile, wanted.url) == (
         "Dockerfile",
         "context",
@@ -102,7 +103,6 @@ def test_the_frontend_as_an_image(source: str) -> None:
         ("", {}, Unimplemented, "frontend '' is not supported"),
         (GATEWAY, {"source": "my/frontend:1"}, Unimplemented, "frontend 'my/frontend:1' is not supported"),
         (GATEWAY, {"source": "docker/dockerfile:1\n"}, Unimplemented, "is not supported"),
-        (DOCKERFILE_V0, {"build-arg:BUILDKIT_SYNTAX": "my/frontend"}, Unimplemented, "frontend my/frontend"),
         (DOCKERFILE_V0, {"requestid": "frontend.outline"}, Unimplemented, "request 'frontend.outline'"),
         (DOCKERFILE_V0, {"context:base": "input:base"}, InvalidParameter, "named context 'base': its input is missing"),
         (DOCKERFILE_V0, {"context:base": "https://x/y.git"}, Unimplemented, "named context 'base'"),

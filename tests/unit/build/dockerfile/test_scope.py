@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.build.dialect import BUILDKIT, CLASSIC
 from engine.build.dockerfile.scope import Arguments, Platforms, Scope, normalized
 from engine.errors import InvalidParameter
 from engine.images.instructions.records import Arg
@@ -100,13 +101,27 @@ def test_the_environment_of_a_run() -> None:
     assert arguments.source_date_epoch == "0"
 
 
-def test_a_stage_that_continues_another_has_its_arguments() -> None:
-    parent = Scope(Arguments({}, PLATFORMS))
-    parent.declare(arg(("a", "1")))
-    child = parent.copy()
-    child.declare(arg(("b", "2")))
-    assert child.variables(None) == {"a": "1", "b": "2"}
-    assert parent.variables(None) == {"a": "1"}
+def test_buildkit_gives_proxies_under_both_spellings() -> None:
+    """They override ENV, and are no part of the key unless a stage declares them."""
+    given = {"HTTP_PROXY": "p", "no_proxy": "q", "https_proxy": "r"}
+    scope = Scope(Arguments(given, PLATFORMS), BUILDKIT)
+    scope.declare(arg(("https_proxy", None)))
+    found = scope.run_environment(["no_proxy=z", "HTTP_PROXY=z"])
+    assert found.variables == [
+        *("HTTPS_PROXY=r", "HTTP_PROXY=p", "NO_PROXY=q", "http_proxy=p", "https_proxy=r", "no_proxy=q"),
+    ]
+    assert found.key == ["https_proxy=r"]
+
+
+def test_a_stage_that_begins_with_another_one() -> None:
+    """In BuildKit it has the arguments of that one, and ARG without a value changes none."""
+    for dialect, inherited in ((BUILDKIT, {"a": "1"}), (CLASSIC, {})):
+        parent = Scope(Arguments({}, PLATFORMS), dialect)
+        parent.declare(arg(("a", "1")))
+        child = parent.following()
+        child.declare(arg(("a", None), ("b", "2")))
+        assert child.variables(None) == {**inherited, "b": "2"}
+        assert parent.variables(None) == {"a": "1"}
 
 
 def test_unconsumed() -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
 from engine.build.dockerfile.stages import Dockerfile
@@ -109,7 +110,7 @@ def test_needed(text: str, target: str, expected: list[int]) -> None:
         ),
         ("ARG a\n\nENV b=c\nFROM a", "dockerfile parse error line 3: ENV: no build stage in current context"),
         ("ARG a", "No image was generated. Is your Dockerfile empty?"),
-        ("FROM a\n\nFOO b", "dockerfile parse error line 3: Unknown instruction: FOO"),
+        ("FROM a\n\nFOO b", "dockerfile parse error line 3: unknown instruction: FOO"),
         ("FROM a\nENV \\\n  b", "dockerfile parse error line 2: ENV must have two arguments"),
         ("FROM a\nENV b=c d", 'dockerfile parse error line 2: ENV: Syntax error - can\'t find = in "d".'),
         ("FROM a\nRUN --x y", "dockerfile parse error line 2: RUN: Unknown flag: x"),
@@ -125,7 +126,7 @@ def test_needed(text: str, target: str, expected: list[int]) -> None:
         ("ARG V=${W?none given}\nFROM a:$V", "dockerfile parse error line 1: ARG: failed to process"),
         ("FROM a\nCOPY --from=1 / /", "dockerfile parse error line 2: COPY: invalid from flag value 1"),
         ("FROM a\nRUN --mount=from=7,target=/x a", "dockerfile parse error line 2: RUN: invalid from flag value 7"),
-        ("FROM a AS x\nONBUILD foo\nFROM x", "dockerfile parse error line 2: ONBUILD: Unknown instruction: FOO"),
+        ("FROM a AS x\nONBUILD foo\nFROM x", "dockerfile parse error line 2: ONBUILD: unknown instruction: FOO"),
         ("FROM a AS x\nCOPY --from=x / /", "circular dependency detected on stage: x"),
         ("FROM a\nCOPY --from=0 / /", "circular dependency detected on stage: 0"),
         (
@@ -159,10 +160,25 @@ def test_arguments_are_those_of_all_stages() -> None:
     assert found.arguments.unconsumed() == ["d"]
 
 
-def test_a_frontend_given_as_an_argument() -> None:
-    assert read("FROM a", BUILDKIT_SYNTAX="docker/dockerfile:1").stages
-    with pytest.raises(InvalidParameter, match="syntax a/b: this frontend is not supported"):
-        read("FROM a", BUILDKIT_SYNTAX="a/b")
+@pytest.mark.parametrize(
+    ("text", "argument", "refused"),
+    [
+        ("", "docker/dockerfile:1", ""),
+        ("", "a/b", "a/b"),
+        ("# syntax=a/b\n", None, "a/b"),
+        ("# syntax=a/b\n", "docker/dockerfile", ""),
+        ("# syntax=docker/dockerfile\n", "a/b", "a/b"),
+    ],
+)
+def test_the_frontend_of_a_line_or_an_argument(text: str, argument: str | None, refused: str) -> None:
+    """The argument wins. To the classic builder they mean nothing."""
+    document, given = lines.parse(f"{text}FROM a".encode()), {"BUILDKIT_SYNTAX": argument}
+    assert stages.read(document, given, PLATFORMS).stages
+    if refused:
+        with pytest.raises(InvalidParameter, match=f"syntax {refused}: this frontend is not supported"):
+            stages.read(document, given, PLATFORMS, dialect=BUILDKIT)
+    else:
+        assert stages.read(document, given, PLATFORMS, dialect=BUILDKIT).stages
 
 
 def test_the_escape_of_the_file_holds_everywhere() -> None:

@@ -171,8 +171,8 @@ def test_read(text: str, expected: Instruction) -> None:
 
 
 ERRORS = [
-    ("FOO", "Unknown instruction: FOO"),
-    ("foo bar", "Unknown instruction: FOO"),
+    ("FOO", "unknown instruction: FOO"),
+    ("foo bar", "unknown instruction: FOO"),
     ("RUN", "RUN requires at least one argument"),
     ("RUN []", "RUN requires at least one argument"),
     ("FROM", "FROM requires either one or three arguments"),
@@ -289,8 +289,8 @@ def test_errors(text: str, message: str) -> None:
         ("Maintainer a", "maintainer isn't allowed as an ONBUILD trigger"),
         ("RUN a\nRUN b", "must be one instruction"),
         ("RUN <<A\nA\nx", "must be one instruction"),
-        ("", "Unknown instruction: "),
-        ("foo", "Unknown instruction: FOO"),
+        ("", "unknown instruction: "),
+        ("foo", "unknown instruction: FOO"),
     ],
 )
 def test_triggers_of_a_base_image(text: str, message: str) -> None:
@@ -459,9 +459,6 @@ def test_several_mounts() -> None:
         ("target=/a,foo=b", "unexpected key 'foo' in 'foo=b'"),
         ("target=/a,foo", "invalid field 'foo' must be a key=value pair"),
         ("target", "invalid field 'target' must be a key=value pair"),
-        ("", "a target is required for bind mounts"),
-        ("type=cache", "a target is required for cache mounts"),
-        ("type=tmpfs", "a target is required for tmpfs mounts"),
         ("target=/a,ro=maybe", "invalid value for ro: maybe"),
         ("target=/a,mode=0700", 'mode not allowed for "bind" type mounts'),
         ("type=tmpfs,target=/a,uid=1", 'uid not allowed for "tmpfs" type mounts'),

@@ -1,0 +1,41 @@
+"""The two dialects of Dockerfiles. The same file means other things to Docker's classic builder
+(`POST /build`) than to BuildKit (`POST /grpc`), and images of both are in use.
+
+The protocol by which a client asks decides, in `Options.dialect`. What differs is named here, and
+each difference is asked for where it matters. Pure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Dialect(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instruction means, where the builders differ."""
+
+    empty_wildcards: bool
+    """COPY and ADD of wildcards that match nothing copy nothing."""
+    keeps_kinds: bool
+    """COPY does not put a file or a link in the place of a directory, nor the reverse."""
+    users_workdir: bool
+    """Directories that WORKDIR makes belong to USER, not to root. Its path is cleaned."""
+    unknown_is_root: bool
+    """A user or group that the image does not list owns files as root. Otherwise it is refused."""
+    keeps_volumes: bool
+    """What RUN writes below a VOLUME is a part of the image."""
+    keeps_arguments: bool
+    """`ARG name` keeps the value that the name has, and a stage that begins with another one has
+    its arguments.
+    """
+    frontends: bool
+    """`# syntax` names the frontend, and one that this engine does not have is refused. Otherwise
+    the line is ignored.
+    """
+    all_proxies: bool
+    """RUN gets a proxy under the upper and the lower spelling of its name, and it overrides ENV."""
+
+
+CLASSIC = Dialect(**dict.fromkeys(Dialect.__struct_fields__, False))
+BUILDKIT = Dialect(**dict.fromkeys(Dialect.__struct_fields__, True))
+
+__all__ = ["BUILDKIT", "CLASSIC", "Dialect"]
