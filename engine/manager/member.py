@@ -72,10 +72,12 @@ def timings(raft: RaftConfig) -> tuple[int, int]:
     """etcd's heartbeat interval and election timeout, in milliseconds.
 
     The ticks are read as a promise that a lost leader is replaced within ElectionTick. etcd waits
-    one to two election timeouts, so a third of it remains for the rest. etcd wants five heartbeats
-    in a timeout, and not more than 50 s.
+    one to two election timeouts, so a third of it is the longest, and remains for the rest. A tenth
+    of it is enough from etcd's own second on. etcd wants five heartbeats in a timeout, and not more
+    than 50 s.
     """
-    election = min(max((raft.election_tick or 3) * 1000 // 3, 300), 50_000)
+    tick = raft.election_tick or 10
+    election = min(max(min(tick * 1000 // 3, 1000), tick * 100, 300), 50_000)
     heartbeat = min(max((raft.heartbeat_tick or 1) * 100, 10), election // 5)
     return heartbeat, election
 

@@ -62,8 +62,10 @@ SLICE = 100
 """Places that are looked at before others get the event loop."""
 TICK = 0.05
 """Seconds in which events of tasks are collected."""
-MONITOR = 5 * SECOND
-"""When the config says nothing."""
+DEFAULT = UpdateConfig(parallelism=1, failure_action="pause", monitor=5 * SECOND, order="stop-first")
+"""Of a service without a configuration; its monitor also of one that names none (swarmkit,
+api/defaults).
+"""
 GOING_ON = frozenset({"updating", "rollback_started"})
 START_FIRST = "start-first"
 BY_ITSELF = frozenset({TaskState.COMPLETE, TaskState.FAILED, TaskState.REJECTED})
@@ -486,11 +488,11 @@ class Updates:
 
 def _config(service: ServiceRecord) -> UpdateConfig:
     config = service.spec.rollback_config if service.rollback else service.spec.update_config
-    return config or UpdateConfig()
+    return config or DEFAULT
 
 
 def _monitor(config: UpdateConfig) -> int:
-    return config.monitor or MONITOR
+    return config.monitor or DEFAULT.monitor
 
 
 def _shutdown(key: str, entry: Entry[Task], now: int) -> Change:

@@ -15,7 +15,7 @@ import msgspec
 
 from engine import names, times
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
-from engine.manager import ports
+from engine.manager import ports, updates
 from engine.manager.control import filters, validate
 from engine.manager.control.context import Context, Precondition, alone, body, check_version, encode, encode_all, find
 from engine.manager.messages import Call
@@ -237,8 +237,8 @@ def with_defaults(spec: ServiceSpec) -> ServiceSpec:
 
 
 def _with_monitor(config: wire.UpdateConfig | None) -> wire.UpdateConfig:
-    config = config or validate.UPDATE_CONFIG
-    return msgspec.structs.replace(config, monitor=config.monitor or validate.UPDATE_CONFIG.monitor)
+    config = config or updates.DEFAULT
+    return msgspec.structs.replace(config, monitor=config.monitor or updates.DEFAULT.monitor)
 
 
 # --- writing --------------------------------------------------------------------------------------

@@ -636,12 +636,12 @@ def _data(what: str, spec: SecretSpec | ConfigSpec, limit: int) -> None:
 
 DEFAULTS = SwarmSpec(
     name="default",
-    orchestration=OrchestrationConfig(task_history_retention_limit=10),
+    orchestration=OrchestrationConfig(task_history_retention_limit=5),
     raft=RaftConfig(
         snapshot_interval=10_000,
         keep_old_snapshots=0,
         log_entries_for_slow_followers=500,
-        election_tick=3,
+        election_tick=10,
         heartbeat_tick=1,
     ),
     dispatcher=DispatcherConfig(heartbeat_period=5 * SECOND),
@@ -762,7 +762,6 @@ def labels(field: str, given: Mapping[str, str]) -> None:
 
 STOP_GRACE_PERIOD = 10 * SECOND
 RESTART_POLICY = RestartPolicy(condition="any", delay=5 * SECOND, max_attempts=0)
-UPDATE_CONFIG = UpdateConfig(parallelism=1, failure_action="pause", monitor=5 * SECOND, order="stop-first")
 NO_RESOURCES = ResourceRequirements(limits=Limits(), reservations=Resources())
 NO_PLACEMENT = Placement()
 NO_DNS = DNSConfig()

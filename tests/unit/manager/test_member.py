@@ -19,8 +19,9 @@ from engine.wire.swarm import RaftConfig
     [
         (0, 0, (100, 1000)),  # the defaults are etcd's own
         (3, 1, (100, 1000)),
-        (10, 1, (100, 3333)),
-        (4, 3, (266, 1333)),  # five heartbeats fit into a timeout
+        (10, 1, (100, 1000)),
+        (20, 1, (100, 2000)),
+        (4, 3, (200, 1000)),  # five heartbeats fit into a timeout
         (1000, 1, (100, 50_000)),
         (1, 1, (66, 333)),
     ],

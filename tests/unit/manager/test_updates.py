@@ -48,14 +48,22 @@ async def watch_down(swarm: Swarm, service: str, total: int, time: float, step: 
     return worst
 
 
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
-async def test_not_more_than_parallelism_are_down(store: Store, clock: FakeClock, parallelism: int) -> None:
+@pytest.mark.parametrize(("config", "parallelism"), [(None, 1), *(({"Parallelism": each}, each) for each in (1, 2, 3))])
+async def test_not_more_than_parallelism_are_down(
+    store: Store, clock: FakeClock, config: dict[str, int] | None, parallelism: int
+) -> None:
+    """Without a configuration it is one, of an update and of a rollback."""
     async with leading(store, clock) as swarm:
         web = await swarm.create(replicas=6)
         await swarm.run(1)
-        await swarm.update(web, replicas=6, image="busybox:2", update={"Parallelism": parallelism})
+        await swarm.update(web, replicas=6, image="busybox:2", update=config)
         worst = await watch_down(swarm, web, 6, 20)
         assert worst == parallelism
+        if config is None:
+            await swarm.update(web, rollback=True, replicas=6)
+            assert await watch_down(swarm, web, 6, 20) == 1
+            assert images(swarm, web) == {"busybox:1"}
+            return
         assert images(swarm, web) == {"busybox:2"}
         assert swarm.slots(web) == [1, 2, 3, 4, 5, 6]
         assert swarm.update_state(web) == "completed"
@@ -93,7 +101,7 @@ async def test_without_a_limit_all_are_replaced_at_once(store: Store, clock: Fak
     async with leading(store, clock) as swarm:
         web = await swarm.create(replicas=6)
         await swarm.run(1)
-        await swarm.update(web, replicas=6, image="busybox:2")
+        await swarm.update(web, replicas=6, image="busybox:2", update={"Parallelism": 0})
         await swarm.run(1)
         assert len(swarm.running(web)) == 6
         assert images(swarm, web) == {"busybox:2"}

@@ -29,10 +29,10 @@ async def test_inspect(swarm: Swarm) -> None:
     assert found["JoinTokens"]["Worker"].startswith("SWMTKN-1-")
     assert found["JoinTokens"]["Worker"] != found["JoinTokens"]["Manager"]
     assert found["Spec"]["Name"] == "default"
-    assert found["Spec"]["Orchestration"] == {"TaskHistoryRetentionLimit": 10}
+    assert found["Spec"]["Orchestration"] == {"TaskHistoryRetentionLimit": 5}
     assert found["Spec"]["Raft"] == {
         "SnapshotInterval": 10000, "KeepOldSnapshots": 0, "LogEntriesForSlowFollowers": 500,
-        "ElectionTick": 3, "HeartbeatTick": 1,
+        "ElectionTick": 10, "HeartbeatTick": 1,
     }  # fmt: skip
     assert found["Spec"]["Dispatcher"] == {"HeartbeatPeriod": 5_000_000_000}
     assert found["Spec"]["CAConfig"] == {"NodeCertExpiry": 7_776_000_000_000_000}
@@ -54,7 +54,7 @@ async def test_update(swarm: Swarm) -> None:
         await swarm.swarm_update(body=body, version=before["Version"]["Index"])
     with pytest.raises(InvalidParameter, match="version"):
         await swarm.swarm_update(body=body)
-    body = {"Raft": {"ElectionTick": 10, "HeartbeatTick": 2}, "Dispatcher": {"HeartbeatPeriod": 11_000_000_000}}
+    body = {"Raft": {"ElectionTick": 11, "HeartbeatTick": 2}, "Dispatcher": {"HeartbeatPeriod": 11_000_000_000}}
     await swarm.swarm_update(body=body, version=after["Version"]["Index"])
     last = (await swarm.swarm_inspect())["Spec"]
     assert last["Raft"] == before["Spec"]["Raft"] | body["Raft"] and last["Labels"] == {}
@@ -71,7 +71,7 @@ async def test_update(swarm: Swarm) -> None:
         ({"CAConfig": {"ExternalCAs": [{"Protocol": "cfssl", "URL": "a"}]}}, "URL: invalid value 'a'"),
         ({"Dispatcher": {"HeartbeatPeriod": -1}}, "HeartbeatPeriod: invalid value -1"),
         ({"Raft": {"ElectionTick": 1}}, "ElectionTick: invalid value 1: it must be greater than HeartbeatTick"),
-        ({"Raft": {"HeartbeatTick": 3}}, "ElectionTick"),
+        ({"Raft": {"HeartbeatTick": 10}}, "ElectionTick"),
         ({"Raft": {"HeartbeatTick": -1}}, "HeartbeatTick"),
         ({"Raft": {"SnapshotInterval": -5}}, "SnapshotInterval"),
         ({"Raft": {"KeepOldSnapshots": -5}}, "KeepOldSnapshots"),
