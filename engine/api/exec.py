@@ -20,7 +20,7 @@ LIMIT = 1 << 20
 async def create(engine: Engine, request: Request) -> Reply:
     container = engine.containers.get(request.parameters["id"])
     config = await parameters.json_body(request, ExecCreate, LIMIT)
-    return json_reply(request, ExecCreated(await engine.execs.create(container, config, request.parameters["id"]), []))
+    return json_reply(request, ExecCreated(await engine.execs.create(container, config, request.parameters["id"])))
 
 
 async def start(engine: Engine, request: Request) -> Reply | HijackReply:

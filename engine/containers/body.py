@@ -8,6 +8,7 @@ sources of binds).
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -407,13 +408,13 @@ class Link(msgspec.Struct, frozen=True):
 
 
 def parse_link(text: str) -> Link:
-    """`name:alias` or `name`, and `/name:/own/alias` as inspect shows it.
+    """`name:alias`, `name:/alias` or `name`, and `/name:/own/alias` as inspect shows it.
 
     Raises InvalidParameter with the entry in it.
     """
     name, colon, alias = text.partition(":")
-    if name.startswith("/"):
-        name, alias = name[1:], alias.rpartition("/")[2]
+    if name.startswith("/") or alias.startswith("/"):
+        name, alias = name.removeprefix("/"), alias.rpartition("/")[2]
     alias = alias if colon else name
     if not _NAME.fullmatch(name) or not _NAME.fullmatch(alias):
         raise InvalidParameter(f"Links: bad format for links: {text!r}")
@@ -426,7 +427,10 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 def checked_restart_policy(policy: RestartPolicy) -> RestartPolicy:
     """Normalised; raises InvalidParameter. Shared with update."""
     if policy.name not in _RESTART_NAMES:
-        raise InvalidParameter(f"RestartPolicy: invalid restart policy '{policy.name}'")
+        raise InvalidParameter(
+            f"RestartPolicy: invalid restart policy '{policy.name}': it must be one of no, always, unless-stopped "
+            "and on-failure[:max-retries]"
+        )
     if policy.maximum_retry_count < 0:
         raise InvalidParameter("RestartPolicy: maximum retry count cannot be negative")
     if policy.maximum_retry_count and policy.name != "on-failure":
@@ -475,12 +479,17 @@ def merged(config: Config, image: Config) -> Config:
         entrypoint=entrypoint if entrypoint and entrypoint != [""] else None,
         healthcheck=healthcheck,
         volumes=_union(config.volumes, image.volumes) or None,
-        working_dir=config.working_dir or image.working_dir,
+        working_dir=_clean(config.working_dir or image.working_dir),
         labels={**(image.labels or {}), **(config.labels or {})},
         stop_signal=config.stop_signal or image.stop_signal or msgspec.UNSET,
         on_build=None,
         shell=config.shell or image.shell or msgspec.UNSET,
     )
+
+
+def _clean(path: str) -> str:
+    """Without `.`, `..` and further slashes."""
+    return posixpath.normpath(path).replace("//", "/") if path else ""
 
 
 def _union(first: object, second: object) -> dict[str, dict[str, object]]:

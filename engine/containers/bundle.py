@@ -291,8 +291,8 @@ def resolv_conf(
     # Docker copies the host's file, comments included, unless the container has DNS settings of its
     # own.
     lines = comments[:_MOST_COMMENTS] if not (servers or search or options) else []
-    lines += [f"search {' '.join(chosen_search)}"] if chosen_search else []
     lines += [f"nameserver {server}" for server in servers or reachable or FALLBACK_SERVERS]
+    lines += [f"search {' '.join(chosen_search)}"] if chosen_search else []
     chosen_options = options or own["options"]
     if names_of_one_label and not any(option.startswith("ndots:") for option in chosen_options):
         chosen_options = [*chosen_options, "ndots:0"]

@@ -86,6 +86,9 @@ def draft(
     path, args = body.command(config)
     container_id = secrets.token_hex(32)
     shares_network = bool(body.joined(host.network_mode))
+    for mode in (host.pid_mode, host.ipc_mode):
+        if peer := body.joined(mode):
+            find(peer)
     if not config.hostname and not shares_network:
         on_host = "host" in (host.network_mode, host.uts_mode)
         config = msgspec.structs.replace(config, hostname=os.uname().nodename if on_host else container_id[:12])

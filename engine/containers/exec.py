@@ -240,7 +240,7 @@ class Execs:
             if not done:
                 self._kill(record.id)
                 await asyncio.wait({ended}, timeout=KILL_GRACE)
-                return Outcome(timed_out=True, started_at=started_at)
+                return Outcome(timed_out=True, output=bytes(capture.data), started_at=started_at)
             # All output is written when the exit is reported, but may not be read yet.
             await asyncio.wait({capture.end}, timeout=1)
             return Outcome(exit_code=ended.result(), output=bytes(capture.data), started_at=started_at)

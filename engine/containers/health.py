@@ -104,11 +104,14 @@ def following(health: Health, probe: Probe, result: HealthResult, started_at: in
 
 
 def shown_output(outcome: Outcome, probe: Probe) -> str:
-    """The `Output` of a log entry: the probe's output, or that it timed out."""
-    if outcome.timed_out:
-        return f"Health check exceeded timeout ({_duration(probe.timeout)})"
+    """The `Output` of a log entry: the probe's output, after the words that it timed out."""
     text = outcome.output[:OUTPUT_LIMIT].decode(errors="replace")
-    return text + "..." if len(outcome.output) > OUTPUT_LIMIT else text
+    if len(outcome.output) > OUTPUT_LIMIT:
+        text += "..."
+    if outcome.timed_out:
+        words = f"Health check exceeded timeout ({_duration(probe.timeout)})"
+        return f"{words}: {text}" if text else words
+    return text
 
 
 def _duration(nanoseconds: int) -> str:

@@ -23,7 +23,7 @@ from engine.runtime.cgroups import Support, numbers
 from engine.wire import oci
 from engine.wire.containers import HostConfig, Ulimit
 
-MIN_MEMORY = 4 << 20
+MIN_MEMORY = 6 << 20
 MIN_SHARES, MAX_SHARES = 2, 1 << 18
 """The kernel clamps cpu.shares to these."""
 MAX_QUOTA = (1 << 44) - 1
@@ -107,7 +107,7 @@ def check(host: HostConfig) -> None:
 
 def _check_memory(host: HostConfig) -> None:
     if host.memory < 0 or 0 < host.memory < MIN_MEMORY:
-        raise InvalidParameter(f"Memory: Minimum memory limit allowed is 4MB, got {host.memory}")
+        raise InvalidParameter(f"Memory: Minimum memory limit allowed is 6MB, got {host.memory}")
     if host.memory_swap > 0:
         if not host.memory:
             raise InvalidParameter("MemorySwap: You should always set the Memory limit when using Memoryswap limit")
@@ -117,7 +117,7 @@ def _check_memory(host: HostConfig) -> None:
         raise InvalidParameter(f"MemorySwap must be -1, 0 or a number of bytes: {host.memory_swap}")
     if host.memory_reservation < 0 or 0 < host.memory_reservation < MIN_MEMORY:
         raise InvalidParameter(
-            f"MemoryReservation: Minimum memory reservation allowed is 4MB, got {host.memory_reservation}"
+            f"MemoryReservation: Minimum memory reservation allowed is 6MB, got {host.memory_reservation}"
         )
     if host.memory and host.memory_reservation > host.memory:
         raise InvalidParameter(
@@ -126,7 +126,7 @@ def _check_memory(host: HostConfig) -> None:
         )
     kernel_memory = host.kernel_memory or 0
     if kernel_memory < 0 or 0 < kernel_memory < MIN_MEMORY:
-        raise InvalidParameter(f"KernelMemory: Minimum kernel memory limit allowed is 4MB, got {kernel_memory}")
+        raise InvalidParameter(f"KernelMemory: Minimum kernel memory limit allowed is 6MB, got {kernel_memory}")
     if host.memory_swappiness is not None and not -1 <= host.memory_swappiness <= 100:
         raise InvalidParameter(
             f"MemorySwappiness: Invalid value: {host.memory_swappiness}, valid memory swappiness range is 0-100"

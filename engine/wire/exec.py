@@ -29,7 +29,6 @@ class ExecCreate(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
 
 class ExecCreated(msgspec.Struct, rename="pascal", frozen=True):
     id: str
-    warnings: list[str]
 
 
 class ExecStart(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):

@@ -88,7 +88,8 @@ def test_unsupported_version(engine: TempEngine) -> None:
     newer = engine.request("GET", "/v1.99/containers/json")
     assert newer.status == 400
     assert newer.message == (
-        "client is newer than server (client API version: 1.99, server API version: 1.55): "
+        "client version 1.99 is too new. Maximum supported API version is 1.55: "
+        "client is newer than server (client API version: 1.99, server API version: 1.55), "
         "this engine serves 1.18 to 1.55"
     )
     older = engine.request("GET", "/v1.17/containers/json")

@@ -383,7 +383,7 @@ def test_hosts_and_resolvers(engine: TempEngine) -> None:
     options = ("--add-host", "db:10.9.8.7", "--dns", "9.9.9.9", "--dns-search", "a.b", "--dns-option", "ndots:3")
     text = output(engine, *options, "cat /etc/hosts /etc/resolv.conf")
     assert "10.9.8.7\tdb\n" in text
-    assert text.endswith("search a.b\nnameserver 9.9.9.9\noptions ndots:3\n")
+    assert text.endswith("nameserver 9.9.9.9\nsearch a.b\noptions ndots:3\n")
 
 
 def test_mac_address(engine: TempEngine) -> None:

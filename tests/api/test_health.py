@@ -108,13 +108,15 @@ def test_a_timeout_kills_the_probe_and_what_it_started(engine: TempEngine) -> No
     identifier = engine.started(
         "sleep",
         "600",
-        Healthcheck=check("CMD-SHELL", "sleep 77 & sleep 88; true", Timeout=1500 * MS, Interval=1500 * MS, Retries=1),
+        Healthcheck=check(
+            "CMD-SHELL", "echo begun; sleep 77 & sleep 88; true", Timeout=1500 * MS, Interval=1500 * MS, Retries=1
+        ),
     )
     until("the probe runs", lambda: {"sleep 77", "sleep 88"} <= {*processes(engine, identifier)})
     until("unhealthy", lambda: health(engine, identifier)["Status"] == "unhealthy")
     entry = health(engine, identifier)["Log"][0]
     assert entry["ExitCode"] == -1
-    assert entry["Output"] == "Health check exceeded timeout (1.5s)"
+    assert entry["Output"] == "Health check exceeded timeout (1.5s): begun\n"
     # the next probe runs as soon, and succeeds too
     until("what it started is gone", lambda: processes(engine, identifier) == ["sleep 600"])
     until("so is it", lambda: engine.inspect(identifier)["ExecIDs"] is None)

@@ -226,7 +226,8 @@ def spoken(text: str) -> Version:
         )
     if asked > release(NEWEST):
         raise InvalidParameter(
-            f"client is newer than server (client API version: {text}, server API version: {NEWEST}): {_SERVED}"
+            f"client version {text} is too new. Maximum supported API version is {NEWEST}: "
+            f"client is newer than server (client API version: {text}, server API version: {NEWEST}), {_SERVED}"
         )
     return VERSIONS[f"{asked[0]}.{asked[1]}"]
 

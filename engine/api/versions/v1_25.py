@@ -12,6 +12,7 @@ from engine.api.versions.plugins import AS_IN_1_24
 from engine.network_rules import check_rfc_1123
 from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, EndpointSettings
 from engine.wire.events import Message
+from engine.wire.exec import ExecCreated
 from engine.wire.images import ImageInspect, ImageSummary
 from engine.wire.networks import Network, NetworkCreate, NetworkInspect
 from engine.wire.plugins import PluginInspect
@@ -55,6 +56,12 @@ CHANGES = (
     Change("1.25", "build numbers its steps as N/M", flag=Flag.NUMBERED_STEPS),
     Change("1.25", "build warns of unused build arguments", flag=Flag.UNUSED_ARGUMENTS_WARN),
     Change("1.25", "what the state of a container does not permit is a conflict", flag=Flag.STATE_CONFLICTS),
+    Change(
+        "1.25",
+        "create of an exec answers with the id alone",
+        of=ExecCreated,
+        downgrade={"Warnings": lambda _: []},
+    ),
     Change(
         "1.25",
         "start of an exec hijacks the connection although nothing is attached",

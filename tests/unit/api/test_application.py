@@ -211,12 +211,14 @@ def test_windows_of_one_route_do_not_overlap() -> None:
     [
         (
             "/v1.56/things",
-            "client is newer than server (client API version: 1.56, server API version: 1.55): "
+            "client version 1.56 is too new. Maximum supported API version is 1.55: "
+            "client is newer than server (client API version: 1.56, server API version: 1.55), "
             "this engine serves 1.18 to 1.55",
         ),
         (
             "/v1.74/nothing",
-            "client is newer than server (client API version: 1.74, server API version: 1.55): "
+            "client version 1.74 is too new. Maximum supported API version is 1.55: "
+            "client is newer than server (client API version: 1.74, server API version: 1.55), "
             "this engine serves 1.18 to 1.55",
         ),
         (
@@ -226,7 +228,8 @@ def test_windows_of_one_route_do_not_overlap() -> None:
         ),
         (
             "/v1.56",
-            "client is newer than server (client API version: 1.56, server API version: 1.55): "
+            "client version 1.56 is too new. Maximum supported API version is 1.55: "
+            "client is newer than server (client API version: 1.56, server API version: 1.55), "
             "this engine serves 1.18 to 1.55",
         ),
     ],

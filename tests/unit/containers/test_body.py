@@ -53,8 +53,8 @@ REFUSED = [
     (host(Binds=["/a:/b:shared,slave"]), "invalid mode"),
     (host(Binds=["vol:/b:shared"]), "invalid mode"),
     (host(Binds=["/a:/b:nocopy"]), "invalid mode"),
-    (host(Memory=1 << 20), "4MB"),
-    (host(Memory=-5), "4MB"),
+    (host(Memory=(6 << 20) - 1), "6MB"),
+    (host(Memory=-5), "6MB"),
     (host(MemorySwap=1 << 30), "Memory limit"),
     (host(Memory=1 << 30, MemorySwap=1 << 29), "larger than memory"),
     (host(MemorySwap=-2), "MemorySwap"),
@@ -334,3 +334,4 @@ def test_links() -> None:
     assert rules.parse_link("web:db") == rules.Link("web", "db")
     assert rules.parse_link("web") == rules.Link("web", "web")
     assert rules.parse_link("/web:/me/db") == rules.Link("web", "db")
+    assert rules.parse_link("db:/mysql") == rules.Link("db", "mysql")

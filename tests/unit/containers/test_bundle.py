@@ -48,36 +48,36 @@ HOST = [
             {},
             [
                 "# comment",
-                "search a.example b.example",
                 "nameserver 10.0.0.2",
                 "nameserver fe80::1%eth0",
+                "search a.example b.example",
                 "options edns0",
             ],
         ),
-        ({"servers": ["1.1.1.1"]}, ["search a.example b.example", "nameserver 1.1.1.1", "options edns0"]),
+        ({"servers": ["1.1.1.1"]}, ["nameserver 1.1.1.1", "search a.example b.example", "options edns0"]),
         ({"search": ["."]}, ["nameserver 10.0.0.2", "nameserver fe80::1%eth0", "options edns0"]),
         (
             {"search": ["x.y"], "options": ["ndots:2"]},
-            ["search x.y", "nameserver 10.0.0.2", "nameserver fe80::1%eth0", "options ndots:2"],
+            ["nameserver 10.0.0.2", "nameserver fe80::1%eth0", "search x.y", "options ndots:2"],
         ),
         (
             {"loopback_reachable": True},
             [
                 "# comment",
-                "search a.example b.example",
                 "nameserver 127.0.0.53",
                 "nameserver 10.0.0.2",
                 "nameserver fe80::1%eth0",
+                "search a.example b.example",
                 "options edns0",
             ],
         ),
         (
             {"servers": ["127.0.0.11"], "names_of_one_label": True},
-            ["search a.example b.example", "nameserver 127.0.0.11", "options edns0 ndots:0"],
+            ["nameserver 127.0.0.11", "search a.example b.example", "options edns0 ndots:0"],
         ),
         (
             {"servers": ["127.0.0.11"], "names_of_one_label": True, "options": ["ndots:1"]},
-            ["search a.example b.example", "nameserver 127.0.0.11", "options ndots:1"],
+            ["nameserver 127.0.0.11", "search a.example b.example", "options ndots:1"],
         ),
     ],
 )
@@ -155,7 +155,7 @@ def test_what_a_client_sends_adds_no_lines(hostname: str, domain: str, name: str
         "resolv.conf": 4,
     }
     assert [line.split()[0] for line in written["resolv.conf"].splitlines()] == [
-        *(b"search", b"nameserver", b"nameserver", b"options"),
+        *(b"nameserver", b"nameserver", b"search", b"options"),
     ]
 
 
@@ -173,7 +173,7 @@ def test_resolv_conf_on_a_users_network(tmp_path: Path) -> None:
     networks = {"net": EndpointSettings(ip_address="10.0.0.2", global_ipv6_address="fd00::2")}
     host = HostConfig(dns=["1.1.1.1"], dns_search=["x"], dns_options=["timeout:1"])
     bundle.write_network_files(record(Config(hostname="web"), host), tmp_path, networks)
-    assert (tmp_path / "resolv.conf").read_text() == "search x\nnameserver 127.0.0.11\noptions timeout:1 ndots:0\n"
+    assert (tmp_path / "resolv.conf").read_text() == "nameserver 127.0.0.11\nsearch x\noptions timeout:1 ndots:0\n"
     assert (tmp_path / "hosts").read_text().endswith("10.0.0.2\tweb\nfd00::2\tweb\n")
 
 

@@ -167,8 +167,12 @@ def test_an_exit_that_the_row_has_is_not_recorded_again(world: World) -> None:
 def test_containers_that_build_on_each_other_do_not_wait_for_each_other(world: World) -> None:
     async def story() -> None:
         engine = await world.boot()
-        one = engine.containers.get(await engine.create("one", pid_mode="container:two"))
+        with pytest.raises(NotFound, match="No such container: two"):
+            await engine.create("one", pid_mode="container:two")
+        first = await engine.create("one")
         two = engine.containers.get(await engine.create("two", ipc_mode="container:one"))
+        await removal.remove(engine.containers.get(first), force=False)
+        one = engine.containers.get(await engine.create("one", pid_mode="container:two"))
         async with asyncio.timeout(5 * PATIENCE):
             outcomes = await asyncio.gather(one.restart(0), two.restart(0), return_exceptions=True)
         assert all(isinstance(each, Exception) for each in outcomes), "neither runs, so neither can be joined"

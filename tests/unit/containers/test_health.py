@@ -119,6 +119,9 @@ def test_output() -> None:
     assert shown_output(Outcome(timed_out=True), probe(timeout=1500 * 1_000_000)) == (
         "Health check exceeded timeout (1.5s)"
     )
+    assert shown_output(Outcome(timed_out=True, output=b"a\n"), probe(timeout=300 * 1_000_000)) == (
+        "Health check exceeded timeout (300ms): a\n"
+    )
 
 
 class ProbedContainer:

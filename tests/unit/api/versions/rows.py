@@ -31,7 +31,7 @@ from engine.wire.containers import (
     UpdateBody,
 )
 from engine.wire.events import Actor, Message
-from engine.wire.exec import ExecCreate, ExecStart
+from engine.wire.exec import ExecCreate, ExecCreated, ExecStart
 from engine.wire.images import DefaultConfig, HistoryItem, ImageInspect, ImageMetadata, ImageSummary, InspectRootFS
 from engine.wire.images import GraphDriver as ImageGraphDriver
 from engine.wire.networks import (
@@ -401,6 +401,7 @@ REPLIES: tuple[Any, ...] = (
     HISTORY,
     VOLUME,
     CREATED,
+    ExecCreated("e" * 64),
     PLUGIN,
 )
 

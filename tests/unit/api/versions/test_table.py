@@ -265,7 +265,8 @@ def test_too_new_and_too_old() -> None:
         with pytest.raises(InvalidParameter) as refused:
             spoken(name)
         assert refused.value.message == (
-            f"client is newer than server (client API version: {name}, server API version: 1.55): "
+            f"client version {name} is too new. Maximum supported API version is 1.55: "
+            f"client is newer than server (client API version: {name}, server API version: 1.55), "
             "this engine serves 1.18 to 1.55"
         )
     for name in ("1.17", "1.0", "0.9"):
