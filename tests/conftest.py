@@ -336,6 +336,15 @@ def clean(engine: TempEngine) -> Iterator[TempEngine]:
     until("nothing is left", lambda: state() == before)
 
 
+@pytest.fixture(scope="module")
+def file_engine() -> Iterator[TempEngine]:
+    """An engine with busybox for the tests of one file, which may kill and restart it, and leave it
+    running."""
+    with TempEngine() as engine:
+        engine.load_busybox()
+        yield engine
+
+
 @pytest.fixture
 def own_engine() -> Iterator[TempEngine]:
     """An engine with busybox for a single test, which may kill, restart and stop it."""

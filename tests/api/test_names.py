@@ -173,8 +173,8 @@ def test_files(engine: TempEngine, networks: Any) -> None:
     made = on(engine, "net", "made", host=host | {"ExtraHosts": ["host.docker.internal:10.9.9.9"]})
     files = engine.inspect(made)
     assert Path(files["ResolvConfPath"]).read_text().splitlines() == [
-        "search a.example b.example",
         f"nameserver {RESOLVER}",
+        "search a.example b.example",
         "options timeout:1 ndots:0",
     ]
     hosts = Path(files["HostsPath"]).read_text().splitlines()

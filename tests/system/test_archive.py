@@ -33,10 +33,10 @@ CALLS = 1_000
 
 
 @pytest.fixture
-def own() -> Iterator[TempEngine]:
-    with TempEngine() as engine:
-        engine.load_busybox()
-        yield engine
+def own(file_engine: TempEngine) -> Iterator[TempEngine]:
+    yield file_engine
+    file_engine.remove_all()
+    file_engine.remove_volumes()
 
 
 def archive(engine: TempEngine, method: str, container: str, path: str, body: Any = None) -> client.Answer:

@@ -20,11 +20,12 @@ from tests.support.images.archives import Image, Node, busybox_layer, directory,
 
 
 @pytest.fixture
-def engine(own_engine: TempEngine) -> Iterator[TempEngine]:
+def engine(file_engine: TempEngine) -> Iterator[TempEngine]:
     """Checks at its end that no start has left a place below RUN."""
-    yield own_engine
-    own_engine.remove_all()
-    places = own_engine.run / "volumes"
+    yield file_engine
+    file_engine.remove_all()
+    file_engine.remove_volumes()
+    places = file_engine.run / "volumes"
     until("starts left nothing", lambda: not places.exists() or os.listdir(places) == [])
 
 

@@ -53,15 +53,16 @@ def gone(engine: TempEngine, container: str) -> None:
 
 
 @pytest.fixture
-def engine(own_engine: TempEngine) -> Iterator[TempEngine]:
+def engine(file_engine: TempEngine) -> Iterator[TempEngine]:
     """Checks at its end that nothing is mounted for volumes, and that only recorded ones have
     directories."""
-    yield own_engine
-    own_engine.remove_all()
-    assert mounted(own_engine) == []
-    until("starts left nothing", lambda: placed(own_engine) == [])
-    recorded = {each["Name"] for each in own_engine.request("GET", "/v1.24/volumes").json()["Volumes"]}
-    assert set(os.listdir(own_engine.root / "volumes")) == recorded
+    yield file_engine
+    file_engine.remove_all()
+    assert mounted(file_engine) == []
+    until("starts left nothing", lambda: placed(file_engine) == [])
+    recorded = {each["Name"] for each in file_engine.request("GET", "/v1.24/volumes").json()["Volumes"]}
+    assert set(os.listdir(file_engine.root / "volumes")) == recorded
+    file_engine.remove_volumes()
 
 
 # --- file systems of volumes ----------------------------------------------------------------------

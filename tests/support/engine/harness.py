@@ -485,6 +485,12 @@ class TempEngine:
             answer = self.request("DELETE", f"/v1.24/networks/{identifier}")
             assert answer.status in (204, 404), answer
 
+    def remove_volumes(self) -> None:
+        """Every one, after `remove_all`."""
+        for volume in self.request("GET", "/v1.24/volumes").json()["Volumes"] or ():
+            answer = self.request("DELETE", f"/v1.24/volumes/{volume['Name']}")
+            assert answer.status == 204, answer
+
     def recorded(self) -> dict[str, set[str]]:
         """Keys in state.db by kind. The engine has the file locked, so a copy is read."""
         with tempfile.TemporaryDirectory(dir=self.base) as place:
