@@ -19,8 +19,6 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """COPY does not put a file or a link in the place of a directory, nor the reverse."""
     users_workdir: bool
     """Directories that WORKDIR makes belong to USER, not to root. Its path is cleaned."""
-    unknown_is_root: bool
-    """A user or group that the image does not list owns files as root. Otherwise it is refused."""
     keeps_volumes: bool
     """What RUN writes below a VOLUME is a part of the image."""
     keeps_arguments: bool

@@ -54,9 +54,11 @@ def test_workdir_belongs_to_the_user(builder: TempEngine, user: str, owner: str)
 
 
 def test_workdir_before_a_user_is_known(builder: TempEngine) -> None:
-    """`USER app` before the RUN that adds it: BuildKit takes it as root."""
+    """`USER app` before the RUN that adds it: the directory is root's."""
     built = buildx(builder, "FROM busybox\nUSER nobody-here\nWORKDIR /a/b/c\nUSER 0\n" + OWNERS)
     assert printed(built).split() == [b"0:0"] * 3
+    failed = buildx(builder, "FROM busybox\nCOPY --chown=nobody-here Dockerfile /\n", {"Dockerfile": b""})
+    assert failed.failure is not None and "unable to find user nobody-here" in failed.failure.message
 
 
 def test_what_run_writes_below_a_volume(builder: TempEngine) -> None:

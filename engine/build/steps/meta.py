@@ -106,7 +106,8 @@ async def _make_directory(stage: StageBuild, before: State, path: str, user: str
         raise InvalidParameter(f"Cannot mkdir: {path} is not a directory") from error
     if not place.missing:
         return ""
-    owner = await owners.find(stage, before, user, root)
+    # A later RUN may add the user.
+    owner = await owners.find(stage, before, user, root, known=False)
 
     def opened() -> copying.Stream:
         return copying.Stream(_NOTHING, place, root, owner=owner, now=time.time_ns(), epoch=stage.site.epoch)

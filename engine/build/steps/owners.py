@@ -18,20 +18,21 @@ from engine.runtime import users
 from engine.system.threads import uninterrupted
 
 
-async def find(stage: StageBuild, before: State, wanted: str, root: int) -> tuple[int, int] | None:
+async def find(
+    stage: StageBuild, before: State, wanted: str, root: int, *, known: bool = True
+) -> tuple[int, int] | None:
     """uid and gid of `user[:group]`; None for the empty text.
 
     `root`: a descriptor of the image before the step; -1: this opens it, if it has layers. Raises
-    InvalidParameter for an unknown name, unless the dialect takes it as root.
+    InvalidParameter for a name that the image does not list; unless it must be `known`, it is root.
     """
     if not wanted:
         return None
     opened = -1
     if root < 0 and before.top:
         root = opened = await stage.site.parts.images.snapshots.open_content(before.top)
-    look_up = _known if stage.site.options.dialect.unknown_is_root else _owner
     try:
-        return await asyncio.to_thread(look_up, root, wanted)
+        return await asyncio.to_thread(_owner if known else _owner_or_root, root, wanted)
     finally:
         if opened >= 0:
             await uninterrupted(asyncio.to_thread(os.close, opened))
@@ -47,8 +48,7 @@ def _owner(root: int, wanted: str) -> tuple[int, int]:
     return found.uid, found.gid
 
 
-def _known(root: int, wanted: str) -> tuple[int, int]:
-    """As `_owner`, but a name that is not listed is root's."""
+def _owner_or_root(root: int, wanted: str) -> tuple[int, int]:
     user, _, group = wanted.partition(":")
     uid = gid = 0
     with contextlib.suppress(InvalidParameter):
