@@ -31,7 +31,7 @@ MINUTES = 5
 nightly:
 	@.ci/prepare test
 	@.ci/cgroups
-	@ENGINED_SOAK_MINUTES=$(MINUTES) $(PYTEST) $(SPREAD) --skips declared --nightly -o faulthandler_timeout=3600 $(ARGS)
+	@ENGINED_TEST_PATIENCE=3 ENGINED_SOAK_MINUTES=$(MINUTES) $(PYTEST) $(SPREAD) --skips declared --nightly -o faulthandler_timeout=3600 $(ARGS)
 
 # All tests, and then tests/durations.json says how long each file took.
 durations:
