@@ -78,13 +78,16 @@ class Builder:
             sessions=sessions,
         )
         self._budget = prune.Budget(self._parts)
+        self._sweeping: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         """Begin to remove what a crash has left."""
-        spawn(self._parts.caches.sweep(), "removing the rest of build caches")
+        self._sweeping = spawn(self._parts.caches.sweep(), "removing the rest of build caches")
 
     async def close(self) -> None:
         """Write what the cache has not written yet."""
+        if self._sweeping is not None:
+            await cancelled(self._sweeping)
         await self._parts.cache.close()
 
     def build(self, body: AsyncIterator[bytes], options: Options) -> AsyncGenerator[BuildMessage, None]:

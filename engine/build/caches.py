@@ -4,7 +4,7 @@
 ROOT/build/caches/<name>/data   the directory that RUN sees
 ROOT/build/caches/<name>/id     its id in Dockerfiles; the time of the file is the last use
 ROOT/build/caches/.<name>       a cache that is being made
-ROOT/build/caches/.<name>.gone  one that is being removed; `sweep` goes on after a crash
+ROOT/build/caches/.<name>.gone  one that is being removed
 ```
 
 Two caches of one id exist while two steps with `sharing=private` run at once; the second one is
@@ -152,10 +152,14 @@ class Caches:
         files.remove_tree(gone)
 
     async def sweep(self) -> None:
-        """Remove the rest of caches whose removal a crash has ended."""
-        for entry in await asyncio.to_thread(os.listdir, self._directory) if self._directory.exists() else ():
-            if entry.startswith(".") and entry.endswith(_GONE):
-                async with _lock(self._changing, entry[1 : -len(_GONE)]):
+        """Remove what a crash has left of caches that were being made or removed."""
+        try:
+            entries = await asyncio.to_thread(os.listdir, self._directory)
+        except FileNotFoundError:
+            return
+        for entry in entries:
+            if entry.startswith("."):
+                async with _lock(self._changing, entry[1:].removesuffix(_GONE)):
                     await uninterrupted(asyncio.to_thread(files.remove_tree, self._directory / entry))
 
 

@@ -489,8 +489,8 @@ class Stream:
         epoch: int | None = None,
         keeps_kinds: bool = False,
     ) -> None:
-        """`root`: as for `destination`; members of archives follow its links. `keeps_kinds`: a
-        directory stays one, and what is none too, in the place where it is in the root.
+        """`root`: as for `destination`; members of archives follow its links. `keeps_kinds`: refuse
+        to replace a directory of the root by something else, and something else by a directory.
 
         `owner`: of everything but members of archives, which have their own (`--chown`); None means
         0:0, or each entry's own where the selection keeps them. `chmod`: octal digits or symbolic

@@ -16,7 +16,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     empty_wildcards: bool
     """COPY and ADD of wildcards that match nothing copy nothing."""
     keeps_kinds: bool
-    """COPY does not put a file or a link in the place of a directory, nor the reverse."""
+    """COPY refuses to replace a directory by a file or a link, and to replace those by a
+    directory.
+    """
     users_workdir: bool
     """Directories that WORKDIR makes belong to USER, not to root. Its path is cleaned."""
     keeps_volumes: bool

@@ -457,6 +457,7 @@ def merged(config: Config, image: Config) -> Config:
             cmd = strings(image.cmd)
         if entrypoint is None:
             entrypoint = strings(image.entrypoint)
+    working_dir = config.working_dir or image.working_dir
     own = {entry.partition("=")[0] for entry in config.env or ()}
     env = [*(entry for entry in image.env or () if entry.partition("=")[0] not in own), *(config.env or ())]
     healthcheck = config.healthcheck
@@ -479,7 +480,7 @@ def merged(config: Config, image: Config) -> Config:
         entrypoint=entrypoint if entrypoint and entrypoint != [""] else None,
         healthcheck=healthcheck,
         volumes=_union(config.volumes, image.volumes) or None,
-        working_dir=_clean(config.working_dir or image.working_dir),
+        working_dir=directory(working_dir) if working_dir else "",
         labels={**(image.labels or {}), **(config.labels or {})},
         stop_signal=config.stop_signal or image.stop_signal or msgspec.UNSET,
         on_build=None,
@@ -487,9 +488,9 @@ def merged(config: Config, image: Config) -> Config:
     )
 
 
-def _clean(path: str) -> str:
-    """Without `.`, `..` and further slashes."""
-    return posixpath.normpath(path).replace("//", "/") if path else ""
+def directory(path: str) -> str:
+    """A working directory without `.`, `..` and further slashes; "/" for the empty path."""
+    return posixpath.normpath(f"/{path}").replace("//", "/") if path else "/"
 
 
 def _union(first: object, second: object) -> dict[str, dict[str, object]]:

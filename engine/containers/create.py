@@ -88,7 +88,7 @@ def draft(
     shares_network = bool(body.joined(host.network_mode))
     for mode in (host.pid_mode, host.ipc_mode):
         if peer := body.joined(mode):
-            find(peer)
+            find(peer)  # it must exist now, as in Docker; a start looks again
     if not config.hostname and not shares_network:
         on_host = "host" in (host.network_mode, host.uts_mode)
         config = msgspec.structs.replace(config, hostname=os.uname().nodename if on_host else container_id[:12])
@@ -268,7 +268,7 @@ async def _make_working_directory(record: ContainerRecord, parts: Parts) -> None
     `docker cp` finds it before the first start. Missing parts of the path are owned by root, mode
     0755.
     """
-    path = spec.directory(record.config.working_dir)
+    path = body.directory(record.config.working_dir)
     if (record.parent, path) in _IN_IMAGES:
         return
 

@@ -22,7 +22,7 @@ import msgspec
 
 from engine.config import Config
 from engine.containers import devices, mount_points, security
-from engine.containers.body import strings
+from engine.containers.body import directory, strings
 from engine.containers.limits import check_exec_size, cpu_time, default_memory_swap, rlimit
 from engine.containers.store import ContainerRecord, MountOptions
 from engine.errors import InvalidParameter
@@ -211,13 +211,6 @@ def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity
 def _stack(host: HostConfig) -> int:
     """The soft limit of the stack that the container was given; 0 if it has none."""
     return next((each.soft for each in host.ulimits or () if each.name == "stack"), 0)
-
-
-def directory(path: str) -> str:
-    """A working directory for the runtime, without `.`, `..` and doubled slashes. As in Docker, the
-    record keeps what was given.
-    """
-    return posixpath.normpath(f"/{path}").replace("//", "/") if path else "/"
 
 
 def environment(given: Iterable[str], hostname: str, *, tty: bool, home: str) -> list[str]:

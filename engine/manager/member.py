@@ -71,10 +71,9 @@ _log = logging.getLogger(__name__)
 def timings(raft: RaftConfig) -> tuple[int, int]:
     """etcd's heartbeat interval and election timeout, in milliseconds.
 
-    The ticks are read as a promise that a lost leader is replaced within ElectionTick. etcd waits
-    one to two election timeouts, so a third of it is the longest, and remains for the rest. A tenth
-    of it is enough from etcd's own second on. etcd wants five heartbeats in a timeout, and not more
-    than 50 s.
+    ElectionTick, in seconds, promises that a lost leader is replaced within that time. etcd needs
+    one to two election timeouts for it. The timeout is a third of ElectionTick up to 3, then a
+    second, and from 10 on a tenth. etcd wants five heartbeats in a timeout, and at most 50 s.
     """
     tick = raft.election_tick or 10
     election = min(max(min(tick * 1000 // 3, 1000), tick * 100, 300), 50_000)

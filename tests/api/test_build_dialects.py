@@ -1,6 +1,6 @@
 """What one Dockerfile means to BuildKit's protocol and to the classic builder, where they differ.
 
-The values are those of dockerd 28.5.2 with and without DOCKER_BUILDKIT.
+The values for BuildKit are read from its sources, and were not compared with a running one.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_mounts_without_a_target(builder: TempEngine) -> None:
     built = buildx(builder, text, {"here": b""})
     assert printed(built) == b"of-s\n"
     logs = [vertex.log for vertex in built.vertices if "RUN --mount" in vertex.name]
-    assert logs == [b"Dockerfile\nhere\n", b"", b"f\n", b"of-s\n"] or logs[0] == b"here\n"
+    assert logs == [b"Dockerfile\nhere\n", b"", b"f\n", b"of-s\n"]
     refused = buildx(builder, "FROM busybox\nRUN --mount=type=bind ls\n")
     assert refused.failure is not None and 'invalid mount target "/"' in refused.failure.message
 

@@ -288,7 +288,7 @@ def test_a_long_command_that_fails(builder: TempEngine) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("FROM busybox\nRUNX true\n", "unknown instruction: RUNX"),
+        ("FROM busybox\nRUNX true\n", "unknown instruction: RUNX (did you mean RUN?)"),
         ("", "cannot be empty"),
         ("FROM busybox\nCOPY nothing /\n", "nothing"),
         ("# syntax=my/frontend:1\nFROM busybox\n", "my/frontend:1"),

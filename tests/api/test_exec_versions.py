@@ -167,3 +167,9 @@ def test_a_signal_that_there_is_not(engine: TempEngine) -> None:
         answer = engine.request("POST", f"/containers/{identifier}/{verb}?signal=SIGNOTHING")
         assert (answer.status, answer.message) == (400, "Invalid signal: SIGNOTHING")
     assert engine.inspect(identifier)["State"]["Running"]
+
+
+def test_warnings_of_a_create_below_1_25(engine: TempEngine, box: str) -> None:
+    for version, more in (("v1.24", {"Warnings"}), ("v1.25", set()), ("v1.55", set())):
+        answer = engine.request("POST", f"/{version}/containers/{box}/exec", {"Cmd": ["true"]})
+        assert answer.status == 201 and answer.json().keys() == {"Id"} | more

@@ -48,8 +48,9 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
         copying.check_mode(instruction.chmod)
     how = (
         *(name, path, instruction.chown, instruction.chmod, instruction.link, instruction.parents),
-        # what one dialect refuses, the other may have made
-        *(instruction.exclude, instruction.unpack, stage.site.options.dialect.keeps_kinds),
+        *(instruction.exclude, instruction.unpack),
+        # The classic builder may have made what BuildKit refuses.
+        *(("keeps kinds",) if stage.site.options.dialect.keeps_kinds else ()),
     )
     before, config = stage.state, stage.state.config
     # With --link the layer is the same on every base.

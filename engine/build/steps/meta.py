@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import posixpath
 import stat
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from engine.build.output import Log
 from engine.build.stage import StageBuild
 from engine.build.state import State, after, commented
 from engine.build.steps import layer, owners
+from engine.containers import body
 from engine.errors import InvalidParameter
 from engine.images.instructions import effects
 from engine.images.instructions.records import Arg, Cmd, Healthcheck, Instruction, Maintainer, Shell, Volume, Workdir
@@ -48,7 +48,7 @@ async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
     dialect = stage.site.options.dialect
     changed = effects.configured(config, instruction, cmd_set=stage.cmd_set)
     if isinstance(instruction, Workdir) and dialect.users_workdir:
-        changed = msgspec.structs.replace(changed, working_dir=_clean(changed.working_dir))
+        changed = msgspec.structs.replace(changed, working_dir=body.directory(changed.working_dir))
     stage.cmd_set = stage.cmd_set or isinstance(instruction, Cmd)
     text = effects.recorded(instruction, changed)
     if isinstance(instruction, Workdir):
@@ -68,10 +68,6 @@ async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
         return after(before, key=key, config=changed, command=command, diff_id=diff_id, epoch=stage.site.epoch)
 
     await stage.reach(key, command, changed, log, make)
-
-
-def _clean(path: str) -> str:
-    return posixpath.normpath(path).replace("//", "/")
 
 
 async def _check_volumes(stage: StageBuild, volume: Volume) -> None:

@@ -40,12 +40,13 @@ SCRIPT_MODE = 0o755
 
 
 class Wanted(NamedTuple):
-    """The mounts of one step. `key`: what of them decides the step's result. `locked`: ids of
-    caches that one step at a time uses.
+    """The mounts of one step. `key`: what of them decides the step's result. `caches`: for each
+    mount the id of its cache, "" if it is none. `locked`: those that one step at a time uses.
     """
 
     mounts: tuple[RunMount, ...]
     key: tuple[object, ...]
+    caches: tuple[str, ...]
     locked: tuple[str, ...]
 
 
@@ -63,6 +64,7 @@ class Ready:
 async def read(stage: StageBuild, mounts: Sequence[RunMount], log: Log) -> Wanted:
     """Check the mounts, and find what the step's key has to contain of them."""
     key: list[object] = []
+    caches: list[str] = []
     for mount in mounts:
         if (mount.target or mount.type not in ("secret", "ssh")) and _target(stage, mount) == "/":
             raise InvalidParameter('RUN --mount: invalid mount target "/"')
@@ -71,8 +73,9 @@ async def read(stage: StageBuild, mounts: Sequence[RunMount], log: Log) -> Wante
         if mount.type == "bind" or (mount.type == "cache" and mount.from_):
             what.append(await _content_key(stage, mount, log))
         key.append(what)
-    locked = [each for each in mounts if each.type == "cache" and each.sharing == "locked"]
-    return Wanted(tuple(mounts), tuple(key), tuple([await _cache_id(stage, each, log) for each in locked]))
+        caches.append(_cache_id(stage, mount, what[-1]) if mount.type == "cache" else "")
+    locked = (cache for cache, mount in zip(caches, mounts, strict=True) if cache and mount.sharing == "locked")
+    return Wanted(tuple(mounts), tuple(key), tuple(caches), tuple(locked))
 
 
 def _target(stage: StageBuild, mount: RunMount) -> str:
@@ -80,14 +83,15 @@ def _target(stage: StageBuild, mount: RunMount) -> str:
     return path.replace("//", "/")
 
 
-async def _cache_id(stage: StageBuild, mount: RunMount, log: Log) -> str:
-    """Owner, mode and first content belong to a cache's identity: a step gets none that it cannot
-    use."""
+def _cache_id(stage: StageBuild, mount: RunMount, content: object) -> str:
+    """The owner, the mode and the first content (a key, with `from`) are a part of the id, so that
+    a step gets no cache that it cannot use.
+    """
     words = [mount.id or _target(stage, mount)]
     if (mount.uid or 0, mount.gid or 0, _cache_mode(mount)) != (0, 0, 0o755):
         words.append(f"uid={mount.uid or 0},gid={mount.gid or 0},mode={_cache_mode(mount):o}")
     if mount.from_:
-        words.append(f"from={await _content_key(stage, mount, log)},source={mount.source}")
+        words.append(f"from={content},source={mount.source}")
     return " ".join(words)
 
 
@@ -111,12 +115,12 @@ async def open_all(stage: StageBuild, wanted: Wanted, log: Log, borrowed: contex
     """Open the mounts; they stay open until `borrowed` is closed."""
     ready = Ready()
     sockets = 0
-    for mount in wanted.mounts:
+    for mount, cache in zip(wanted.mounts, wanted.caches, strict=True):
         target = _target(stage, mount)
         if mount.type == "tmpfs":
             ready.mounts.append(Tmpfs(destination=target, size=mount.size))
         elif mount.type == "cache":
-            ready.mounts.append(await _cache(stage, mount, target, log, borrowed))
+            ready.mounts.append(await _cache(stage, mount, cache, target, log, borrowed))
         elif mount.type == "bind":
             ready.mounts.append(await _bind(stage, mount, target, log, borrowed))
         elif mount.type == "secret":
@@ -166,7 +170,7 @@ async def _bind(
 
 
 async def _cache(
-    stage: StageBuild, mount: RunMount, target: str, log: Log, borrowed: contextlib.AsyncExitStack
+    stage: StageBuild, mount: RunMount, cache: str, target: str, log: Log, borrowed: contextlib.AsyncExitStack
 ) -> ExtraMount:
     source = -1
     if mount.from_:
@@ -178,8 +182,8 @@ async def _cache(
             _copy(source, directory)
         os.fchown(directory, uid, gid)
 
-    caches, cache_id = stage.site.parts.caches, await _cache_id(stage, mount, log)
-    path = await borrowed.enter_async_context(caches.use(cache_id, mount.sharing or "shared", fill, _cache_mode(mount)))
+    caches = stage.site.parts.caches
+    path = await borrowed.enter_async_context(caches.use(cache, mount.sharing or "shared", fill, _cache_mode(mount)))
     directory = await opened(asyncio.to_thread(files.open_directory, path))
     borrowed.callback(os.close, directory)
     return Bind(destination=target, source=directory, writable=not mount.read_only)

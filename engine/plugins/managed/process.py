@@ -38,9 +38,9 @@ from typing import Any, ParamSpec
 import msgspec
 
 from engine.containers import boot, bundle, launch, program, restart
+from engine.containers.body import directory as normal
 from engine.containers.extra_mounts import Placed
 from engine.containers.parts import Parts
-from engine.containers.spec import directory as normal
 from engine.errors import EngineError, NotFound, ServerError, reason, reason_with_file
 from engine.logs.targets import JsonFile
 from engine.monitor.handles import Exit, LaunchFailed, Process

@@ -24,6 +24,7 @@ import msgspec
 
 from engine.containers import devices, mount_points, security
 from engine.containers import spec as containers
+from engine.containers.body import directory
 from engine.containers.limits import check_exec_size
 from engine.errors import InvalidParameter, NotFound
 from engine.plugins.managed.config import PROTOCOLS
@@ -99,7 +100,7 @@ def build(record: PluginRecord, place: Place) -> oci.Spec:
             user=oci.User(uid=place.identity.uid, gid=place.identity.gid, additional_gids=place.identity.groups),
             args=arguments,
             env=variables,
-            cwd=containers.directory(config.work_dir),
+            cwd=directory(config.work_dir),
             capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
             apparmor_profile="" if "CAP_SYS_ADMIN" in granted else apparmor.default(),
         ),
