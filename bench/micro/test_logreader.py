@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,26 @@ import pytest
 
 from bench.micro import sized
 from engine._fast.logreader import LogReader
-from engine._fast.logwriter import LogWriter
+from tests.unit.fast.jsonlogs import entry
 
 LINE = b"2026-01-02 03:04:05 INFO  request served path=/index.html status=200 bytes=5120 took=0.004s user=bob\n"
-READ = LINE * 640  # about 64 KiB, as a pipe gives
-OUTPUT = sized(1 << 30, 8 << 20)
-TOTAL = sized(128 << 20, 4 << 20)
+LINES = sized(1 << 30, 8 << 20) // len(LINE)
+START = 1_700_000_000 * 10**9
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """1 GB of output, or `OUTPUT`."""
+    """1 GB of output.
+
+    Its times are fixed: a search by time takes as many steps as they have it take.
+    """
     path = tmp_path_factory.mktemp("log") / "c.log"
-    writer = LogWriter(os.fsencode(path))
-    for _ in range(OUTPUT // len(READ)):
-        writer.write(1, READ)
-    writer.close()
+    one = entry(LINE.decode(), START + 1)
+    assert one.count(b"000000001") == 1
+    form = one.replace(b"%", b"%%").replace(b"000000001", b"%09d")
+    with path.open("wb") as file:
+        for number in range(1, LINES + 1):
+            file.write(form % (number * 10 + 1))  # no last zero, which would be cut
     yield path
     path.unlink()
 
@@ -38,8 +41,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     "options", [{}, {"framed": True}, {"framed": True, "timestamps": True}, {"stdout": False}], ids=str
 )
 def test_read(benchmark: Any, log: Path, options: dict[str, bool]) -> None:
-    lines = OUTPUT // len(READ) * 640
-    size = lines * (len(LINE) + 8 * ("framed" in options) + 31 * ("timestamps" in options)) * ("stdout" not in options)
+    size = LINES * (len(LINE) + 8 * ("framed" in options) + 31 * ("timestamps" in options)) * ("stdout" not in options)
 
     def run() -> int:
         reader = LogReader(os.fsencode(log), **options)
@@ -50,7 +52,7 @@ def test_read(benchmark: Any, log: Path, options: dict[str, bool]) -> None:
         return got
 
     assert benchmark.pedantic(run, rounds=3, warmup_rounds=1) == size
-    benchmark.extra_info["MB/s"] = round(lines * len(LINE) / benchmark.stats["min"] / 1e6)
+    benchmark.extra_info["MB/s"] = round(LINES * len(LINE) / benchmark.stats["min"] / 1e6)
 
 
 def test_tail(benchmark: Any, log: Path) -> None:
@@ -69,15 +71,9 @@ def test_tail(benchmark: Any, log: Path) -> None:
 
 def test_since(benchmark: Any, log: Path) -> None:
     """The last entry of 1 GB, by its time."""
-    reader = LogReader(os.fsencode(log), timestamps=True)
-    reader.seek_tail(1)
-    stamp = reader.read(100)[:30].decode()
-    reader.close()
-    second, fraction = stamp[:-1].split(".")
-    at = int(datetime.fromisoformat(second).replace(tzinfo=UTC).timestamp()) * 10**9 + int(fraction)
 
     def run() -> bytes:
-        reader = LogReader(os.fsencode(log), since_ns=at)
+        reader = LogReader(os.fsencode(log), since_ns=START + LINES * 10 + 1)
         data = reader.read(1 << 20)
         reader.close()
         return data
