@@ -38,7 +38,6 @@ from engine.containers.waiting import Condition, Ended
 from engine.errors import Conflict, InvalidParameter, NotFound, Unimplemented, WrongState
 from engine.http.hijack import HijackReply
 from engine.http.messages import Reply, Request, StreamReply
-from engine.http.websocket import Upgrade
 from engine.images.store import ImageStore
 from engine.wire.containers import (
     ContainerInspect,
@@ -317,7 +316,7 @@ async def attach_websocket(engine: Engine, request: Request) -> HijackReply:
     if not request.version.has(Flag.WEBSOCKET_STREAMS):
         wanted = msgspec.structs.replace(wanted, stdin=True, stdout=True, stderr=True)
     container.check_attach()
-    upgrade = Upgrade(request)
+    upgrade = await engine.websockets.upgrade(request)
     hijack = await request.hijack(RAW_STREAM)
 
     async def join(stream: socket.socket) -> None:

@@ -18,7 +18,7 @@ from engine.containers.exec import Execs
 from engine.containers.stats import Statistics
 from engine.events import EventLog
 from engine.facts import Counts, Host, ProgramFacts
-from engine.http.websocket import Relays
+from engine.http.relays import Relays
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.networks.networks import Networks

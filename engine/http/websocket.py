@@ -9,8 +9,8 @@ than the other accepts, and no message is held whole.
 The relay runs in the daemon: unlike an attach over a plain socket, it ends with the daemon, and the
 client gets a Close (1001).
 
-Owns: the tasks and sockets of relays under way. Not here: frames and the handshake's rules
-      (wsproto), the stream's content.
+Not here: frames and the handshake's rules (wsproto), the relays of a server (`relays.py`), the
+          stream's content.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 from engine.errors import EngineError, InvalidParameter
 from engine.http import origins
 from engine.http.messages import Request
-from engine.system.tasks import spawn
 
 _log = logging.getLogger(__name__)
 
@@ -68,54 +67,16 @@ class Upgrade:
         extra = [(name, value.strip()) for name, _, value in fields if name and name.lower() not in _NOT_COPIED]
         return self.protocol.send(AcceptConnection(extra_headers=extra))
 
-
-class Relays:
-    """All websocket relays of a server."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[asyncio.Task[None], _Relay] = {}
-
-    def start(
-        self,
-        upgrade: Upgrade,
-        descriptor: int,
-        head: bytes,
-        early: bytes,
-        join: Join,
-        *,
-        takes: bool,
-        binary: bool,
-    ) -> None:
-        """Relay between the client behind `descriptor` (owned from now on) and the stream that
-        `join` makes.
-
-        `early`: bytes that came behind the request. `takes`: the client's input goes to the stream;
-        otherwise it is dropped. `binary`: all messages to the client are binary, not only those
-        that are no text.
-        """
-        relay = _Relay(upgrade, socket.socket(fileno=descriptor), takes, binary)
-        task = spawn(relay.run(upgrade.accept(head), early, join), "relaying a websocket")
-        self._tasks[task] = relay
-        task.add_done_callback(lambda task: self._tasks.pop(task, None))
-
-    async def close(self) -> None:
-        """The server ends: send each client a Close."""
-        relays = dict(self._tasks)
-        for task, relay in relays.items():
-            with suppress(OSError, TimeoutError):
-                await asyncio.wait_for(relay.send(CloseConnection(CloseReason.GOING_AWAY)), 1)
-            task.cancel()
-        await asyncio.gather(*relays, return_exceptions=True)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
+    def relay(self, descriptor: int, takes: bool, binary: bool) -> Relay:
+        """As `Relays.start` says."""
+        return Relay(self.protocol, socket.socket(fileno=descriptor), takes, binary)
 
 
-class _Relay:
+class Relay:
     """One client."""
 
-    def __init__(self, upgrade: Upgrade, client: socket.socket, takes: bool, binary: bool) -> None:
-        self._protocol = upgrade.protocol
+    def __init__(self, protocol: WSConnection, client: socket.socket, takes: bool, binary: bool) -> None:
+        self._protocol = protocol
         self._client = client
         self._takes = takes
         self._binary = binary
@@ -152,6 +113,11 @@ class _Relay:
                 for result in await asyncio.gather(*tasks, return_exceptions=True):
                     if isinstance(result, Exception) and not isinstance(result, OSError):
                         _log.error("a websocket relay failed", exc_info=result)
+
+    async def end(self) -> None:
+        """The server ends: send the client a Close."""
+        with suppress(OSError, TimeoutError):
+            await asyncio.wait_for(self.send(CloseConnection(CloseReason.GOING_AWAY)), 1)
 
     async def send(self, event: Event) -> None:
         """Send one event. Does nothing when the connection is closing: a Close was sent or

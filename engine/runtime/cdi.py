@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import yaml
 
 from engine.errors import InvalidParameter
 from engine.wire.containers import DeviceRequest
@@ -112,8 +111,11 @@ class Specification(_Part, frozen=True, kw_only=True):
 
 def parse(text: bytes, *, json: bool) -> Specification:
     """Raises ValueError for a text that is no specification of a version that is known."""
+    import yaml  # most hosts have no devices with names
+
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        document = msgspec.json.decode(text) if json else yaml.load(text, Loader=_Loader)
+        document = msgspec.json.decode(text) if json else yaml.load(text, Loader=loader)
         found = msgspec.convert(document, Specification)
     except (msgspec.MsgspecError, yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(" ".join(str(error).split())) from error
@@ -133,9 +135,6 @@ def parse(text: bytes, *, json: bool) -> Specification:
     for edits in (found.container_edits, *(device.container_edits for device in found.devices)):
         _check(edits)
     return found
-
-
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def _check(edits: Edits) -> None:
