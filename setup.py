@@ -51,6 +51,7 @@ def extensions() -> list[Extension]:
     Options.emit_code_comments = False
     return cythonize(
         [extension(source) for source in sorted(Path("engine/_fast").glob("*.pyx"))],
+        nthreads=os.cpu_count() or 1,
         build_dir=os.environ.get("ENGINED_BUILD"),
         compiler_directives={"language_level": "3", "binding": False, "auto_pickle": False},
     )
