@@ -71,7 +71,7 @@ from engine.runtime.runtimes import Runtimes
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
-from engine.system import detached_mounts, host, memory, mounts, tasks
+from engine.system import detached_mounts, host, host_paths, memory, mounts, tasks
 from engine.system.files import remove_tree, write_atomically
 from engine.system.grace_period import GracePeriod
 from engine.system.limits import open_descriptors
@@ -83,6 +83,9 @@ MARK = ".dockerenv"
 """A file in every container's root, by which programs detect that they run in a container
 (systemd-detect-virt, Testcontainers).
 """
+
+HANGING_CALL = 5.0
+"""Seconds after which a call on a path of the host does not keep the daemon from ending."""
 
 STOPPING_CALL = 10.0
 """Seconds that a plugin may take for one call while the engine stops: `engined stop` waits a minute
@@ -529,7 +532,10 @@ class Daemon:
                 seconds = float((self.config.run / "stop-timeout").read_text())
             except (OSError, ValueError):
                 seconds = 10.0
+            _end_whatever_hangs(seconds + HANGING_CALL)
             await self.stop_everything(seconds)
+        else:
+            _end_whatever_hangs(HANGING_CALL)
 
     async def stop_everything(self, seconds: float) -> None:
         """Stop every container. Parts remove what they made on the host when they close."""
@@ -563,6 +569,21 @@ class Daemon:
 
     async def _close_networks(self) -> None:
         await self.networks.close(remove=self._leaves_nothing)
+
+
+def _end_whatever_hangs(seconds: float) -> None:
+    """End the process in so many seconds if calls on paths of the host still hang then. What waits
+    for them can neither go on nor be undone; the next start mends it, as after a kill.
+    """
+
+    def look() -> None:
+        if calls := host_paths.hanging(HANGING_CALL):
+            _log.warning("ending at once: %d calls on paths of the host do not return", calls)
+            os._exit(0)
+        loop.call_later(1, look)
+
+    loop = asyncio.get_running_loop()
+    loop.call_later(seconds, look)
 
 
 def _read_host(root: Path, hierarchies: Cgroups) -> Host:

@@ -45,7 +45,7 @@ from engine.containers.mounted import Mounted, engine_mounts
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, reason_with_file
 from engine.runtime import users
 from engine.storage.compression import MAGIC, Inflated, compression_of
-from engine.system import detached_mounts, files, mounts
+from engine.system import detached_mounts, files, host_paths, mounts
 from engine.system.feed import Feed
 from engine.system.threads import uninterrupted
 from engine.wire.containers import PathChange, PathStat
@@ -330,7 +330,7 @@ class Archive:
 
     def _read(self) -> asyncio.Future[bytes]:
         """Begin the next chunk. Not `spawn`: `__anext__` raises its failure, `aclose` drops it."""
-        return asyncio.ensure_future(asyncio.to_thread(self._packer.read, _CHUNK))
+        return asyncio.ensure_future(host_paths.run(self._packer.read, _CHUNK))
 
     async def aclose(self) -> None:
         waiting, self._next = self._next, None
@@ -354,7 +354,7 @@ async def inspect(container: Container, path: str, name: str) -> PathStat:
             os.close(found)
 
     async with _root(container) as root:
-        return await container.parts.snapshots.mount_namespace.run(look)
+        return await container.parts.snapshots.mount_namespace.visit(look)
 
 
 async def get(container: Container, path: str, name: str) -> tuple[PathStat, Archive]:
@@ -372,7 +372,7 @@ async def get(container: Container, path: str, name: str) -> tuple[PathStat, Arc
             finally:
                 os.close(found)
 
-        status, packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.run(begin))
+        status, packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.visit(begin))
         container.publish("archive-path")
         return status, Archive(packer, first, stack.pop_all(), f"{path} in container {name}")
 
@@ -399,7 +399,7 @@ async def copy(container: Container, path: str, name: str) -> Archive:
             finally:
                 os.close(found)
 
-        packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.run(begin))
+        packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.visit(begin))
         container.publish("copy")
         return Archive(packer, first, stack.pop_all(), f"{path} in container {name}")
 
@@ -422,7 +422,7 @@ async def export(container: Container) -> Archive:
             packer = pack.Packer(root.descriptor, b"", top=False)
             return packer, packer.read(_FIRST)
 
-        packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.run(begin))
+        packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.visit(begin))
         container.publish("export")
         return Archive(packer, first, stack.pop_all(), f"export of container {container.id}")
 
@@ -471,7 +471,7 @@ async def put(
     asked = parse(path)
     async with _root(container, writable=True) as root:
         namespace = container.parts.snapshots.mount_namespace
-        await namespace.run(lambda: root.check_writable(path, name))
+        await namespace.visit(lambda: root.check_writable(path, name))
         incoming = Feed()
 
         def extract() -> None:
@@ -492,7 +492,7 @@ async def put(
         try:
             # A client that stalls at once holds no thread. One that stalls later holds only a
             # thread of its own.
-            run = namespace.run_long if await incoming.begun() else namespace.run_apart
+            run = namespace.visit if await incoming.begun() else namespace.run_apart
             await uninterrupted(run(extract))
         finally:
             feeding.cancel()

@@ -32,7 +32,7 @@ from engine.images.record import ImageRecord
 from engine.network_rules import PREDEFINED_NAMES
 from engine.runtime import init
 from engine.runtime.cgroups import Support
-from engine.system import files
+from engine.system import files, host_paths
 from engine.system.threads import uninterrupted
 from engine.wire.containers import Config, CreateBody, HostConfig, NetworkingConfig
 
@@ -188,7 +188,7 @@ async def with_host(
     named = mount_points.named_volumes(host)
     async with image_mounts.retained(changed, parts.snapshots):
         if host.mounts:
-            await asyncio.to_thread(mount_points.check_sources, host)
+            await host_paths.run(mount_points.check_sources, host)
         async with parts.volumes.claim(record.id, mounts.points, named, mounts.volumes) as claim:
             changed = msgspec.structs.replace(changed, mounts=claim.mounts)
             if record.parent:
@@ -223,7 +223,7 @@ async def commit(
     """
     async with image_mounts.retained(drafted.record, parts.snapshots):
         if drafted.record.host.mounts:
-            await asyncio.to_thread(mount_points.check_sources, drafted.record.host)
+            await host_paths.run(mount_points.check_sources, drafted.record.host)
         cancelled = await _commit(drafted, parts, created, transient)
     if cancelled is not None:
         raise cancelled

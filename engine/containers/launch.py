@@ -33,7 +33,7 @@ from engine.networks.attachments import Joined
 from engine.networks.publishing import Request
 from engine.runtime import cgroups
 from engine.runtime.oci import Runtime
-from engine.system import limits
+from engine.system import host_paths, limits
 from engine.system.files import remove_tree
 from engine.wire.containers import EndpointSettings
 
@@ -179,7 +179,7 @@ async def launch(
             # Then the volumes: the order of Docker's events, as at the end.
             network_path, networks = await _join_network(record, parts, joined, undo)
             if record.host.mounts:
-                await asyncio.to_thread(mount_points.check_sources, record.host)
+                await host_paths.run(mount_points.check_sources, record.host)
             subpaths = mount_points.subpaths(record)
             mounted = await parts.volumes.mount(record.id, record.mounts, borrowed, subpaths)
             undo.push_async_callback(parts.volumes.unmount, record.id, record.mounts)
@@ -193,7 +193,7 @@ async def launch(
             where = parts.config.run / BUNDLES / record.id if placed.environment else directory
             if where != directory:
                 borrowed.push_async_callback(asyncio.to_thread, remove_tree, where)
-            stubs = await asyncio.to_thread(
+            stubs = await host_paths.run(
                 lambda: bundle.write(
                     *(record, directory, rootfs, network_path, networks, mounted.sources),
                     *(runtime, parts.cgroups, joined, placed, where),

@@ -23,7 +23,7 @@ from engine.containers import body, bundle, image_mounts, mount_points
 from engine.containers.container import Container
 from engine.errors import EngineError, ServerError
 from engine.monitor.handles import Process
-from engine.system import detached_mounts, files, namespaces
+from engine.system import detached_mounts, files, host_paths, namespaces
 from engine.system.detached_mounts import MountNamespace
 from engine.system.threads import uninterrupted
 
@@ -87,7 +87,7 @@ async def _cloned(
     sources: Iterable[Source], process: Process | None, inside: Sequence[Source], namespace: MountNamespace
 ) -> list[Mounted]:
     """As `clone`. `inside`: sources in the engine's mount namespace."""
-    found = await asyncio.to_thread(clone, sources, process)
+    found = await host_paths.run(clone, sources, process)
     if not inside:
         return found
     try:

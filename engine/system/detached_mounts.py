@@ -25,16 +25,13 @@ from typing import NamedTuple, TypeVar
 
 from engine.errors import ServerError, reason
 from engine.system import files, mounts
+from engine.system.host_paths import HostPaths
 from engine.system.threads import submit
 
 T = TypeVar("T")
 
 THREADS = 4
 """Threads of a `MountNamespace` for mounting and reading, and as many for unmounting."""
-WRITERS = 16
-"""Threads for long work that does not wait for clients, which is the number of complete archives
-that are extracted at a time.
-"""
 
 _CLONE_NEWNS = 0x20000
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
@@ -255,7 +252,7 @@ class MountNamespace:
         self._thread = threading.local()
         self._mounting = ThreadPoolExecutor(THREADS, "mount")
         self._unmounting = ThreadPoolExecutor(THREADS, "unmount")
-        self._writing = ThreadPoolExecutor(WRITERS, "archive")
+        self._visiting = HostPaths()
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` in one of the threads. Not for work that waits for a client."""
@@ -266,9 +263,10 @@ class MountNamespace:
         which may take seconds, and other mounts must not wait for that."""
         return await self._run(self._unmounting, work)
 
-    async def run_long(self, work: Callable[[], T]) -> T:
-        """As `run`, for long work. Not for work that waits for a client."""
-        return await self._run(self._writing, work)
+    async def visit(self, work: Callable[[], T]) -> T:
+        """As `run`, for long work, and for paths in a container: a volume there may hang for ever.
+        Not for work that waits for a client."""
+        return await self._visiting.run(self._inside, work)
 
     async def run_apart(self, work: Callable[[], T]) -> T:
         """As `run`, in a thread of its own that ends with the work, which may wait for a client."""

@@ -73,7 +73,7 @@ def submit(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     try:
-        pool.submit(_work, future, function, arguments)
+        pool.submit(perform, future, function, arguments)
     except RuntimeError as error:
         # It stays in the queue, where a busy thread may run it later unless it is cancelled.
         if future.cancel():
@@ -82,7 +82,8 @@ def submit(pool: ThreadPoolExecutor, function: Callable[..., T], *arguments: Any
     return asyncio.wrap_future(future)
 
 
-def _work(future: concurrent.futures.Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def perform(future: concurrent.futures.Future[Any], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Call `function` in this thread, for the one who waits for `future`."""
     if not future.set_running_or_notify_cancel():
         return
     try:

@@ -35,7 +35,7 @@ import msgspec
 
 from engine._fast import tree
 from engine.errors import EngineError, InvalidParameter, ServerError
-from engine.system import detached_mounts, files, mounts
+from engine.system import detached_mounts, files, host_paths, mounts
 from engine.system.tasks import spawn
 from engine.system.threads import submit
 from engine.volumes import sources
@@ -45,9 +45,9 @@ HIDDEN = ".volume-"
 LONGEST_NAME = 255 - len(HIDDEN)
 """Bytes: NAME_MAX less the prefix of a volume that is being made."""
 THREADS = 4
-"""For short work: directories, and the mounts for a start."""
+"""For short work on the driver's own directories."""
 SLOW_THREADS = 32
-"""For work that waits for a disk or a distant server: file systems, copies, removals."""
+"""For work that waits for a disk: removals, and sizes of files."""
 
 _COUNTED_AT_ONCE = 32
 """Volumes whose files one thread counts: a thread for each would take more time than the files."""
@@ -369,7 +369,7 @@ class LocalDriver:
         """
         if parsed := parse_options(name, options):
             if not self._users.get(name):
-                await self._in_slow_thread(self._mount, name, parsed)
+                await host_paths.run(self._mount, name, parsed)
             self._users.setdefault(name, set()).add(user)
         return self.mountpoint(name)
 
@@ -380,7 +380,7 @@ class LocalDriver:
             users.discard(user)
             if not users:
                 del self._users[name]
-                await self._in_slow_thread(self._unmount, name)
+                await host_paths.run(self._unmount, name)
 
     def _mount(self, name: str, options: Options) -> None:
         path = self.mountpoint(name)
@@ -453,7 +453,7 @@ class LocalDriver:
         """
         if leaving := self._leaving.get(container_id):
             await leaving
-        return await self._in_thread(self._place, container_id, wanted)
+        return await host_paths.run(self._place, container_id, wanted)
 
     def _place(self, container_id: str, wanted: Mapping[str, Content]) -> dict[str, str]:
         directory = self._run / container_id
@@ -482,7 +482,7 @@ class LocalDriver:
 
     async def open_content(self, content: Content) -> int:
         """A descriptor (O_PATH) of it, including a mount on it. The caller closes it."""
-        return await self._in_thread(self._open_content, content)
+        return await host_paths.run(self._open_content, content)
 
     def _open_content(self, content: Content) -> int:
         top = sources.open_path(content.path) if content.path else self._open_data(content.name)
@@ -519,7 +519,7 @@ class LocalDriver:
 
     async def is_empty(self, name: str) -> bool:
         """True if its directory has no entry; a mount on it counts as it is now."""
-        return await self._in_thread(self._is_empty, name)
+        return await host_paths.run(self._is_empty, name)
 
     def _is_empty(self, name: str) -> bool:
         with self._data(name) as place:
@@ -554,7 +554,7 @@ class LocalDriver:
         `staged`: the volume still has its temporary name and no mount. Raises ServerError; then the
         copy has been removed.
         """
-        await self._in_slow_thread(self._populate, name, source, staged)
+        await host_paths.run(self._populate, name, source, staged)
 
     def _populate(self, name: str, source: int, staged: bool) -> None:
         with self._data(HIDDEN + name if staged else name) as place:

@@ -38,7 +38,8 @@ from engine.events import EventLog
 from engine.plugins.registry import Plugins
 from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Change, Records
-from engine.system.threads import whole
+from engine.system import host_paths
+from engine.system.threads import opened, whole
 from engine.volumes import local, sources, views
 from engine.volumes.driver import Driver
 from engine.volumes.local import Content, LocalDriver
@@ -434,7 +435,7 @@ class VolumeStore:
         try:
             if isinstance(driver, PluginDriver):
                 async with self._visible(driver, name, path) as target:
-                    await asyncio.to_thread(sources.populate_path, name, source, target)
+                    await host_paths.run(sources.populate_path, name, source, target)
             else:
                 await self._local.populate(name, source, staged=False)
         finally:
@@ -460,7 +461,7 @@ class VolumeStore:
         to_place: dict[str, Content] = {}
         try:
             if binds := [point for point in points if not isinstance(point.name, str)]:
-                await asyncio.to_thread(sources.ensure_sources, binds)
+                await host_paths.run(sources.ensure_sources, binds)
             for point in points:
                 if not isinstance(point.name, str):
                     changed.append(point)
@@ -541,7 +542,7 @@ class VolumeStore:
             stack.callback(_close_all, found)
             for point in points:
                 if not isinstance(point.name, str):
-                    found.append((point, await asyncio.to_thread(sources.open_path, point.source)))
+                    found.append((point, await opened(host_paths.run(sources.open_path, point.source))))
                     continue
                 record, driver = await self._to_mount(point.name)
                 async with self._lock(record.name):

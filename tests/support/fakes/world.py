@@ -6,7 +6,8 @@ a test decides what happens next.
 `World.boot` makes one, `World.crash` kills it. Time is virtual (`run`): it jumps to the next timer
 when nothing is ready. A test in which nothing is ready and no timer is set fails.
 
-There are no threads: `asyncio.to_thread` awaits a point and then calls the function.
+There are no threads: `asyncio.to_thread` and `host_paths.run` await a point and then call the
+function.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from engine.runtime.cgroups import Support
 from engine.runtime.runtimes import Runtimes
 from engine.storage.records import Change, Table
 from engine.storage.snapshots import Ingest, Usage
+from engine.system import host_paths
 from engine.wire.containers import (
     Config,
     CreateBody,
@@ -584,6 +586,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
         return function(*arguments, **more)
 
     monkeypatch.setattr(asyncio, "to_thread", inline)
+    monkeypatch.setattr(host_paths, "run", inline)
     monkeypatch.setattr(bundle, "write", lambda *_: [])
     monkeypatch.setattr(bundle, "write_network_files", lambda *_: None)
     for name in ("engine.system.detached_mounts.make_private", "engine.containers.sharing.sweep"):

@@ -123,7 +123,7 @@ def test_a_thread_that_the_host_refuses(tmp_path: Path, monkeypatch: pytest.Monk
             with pytest.raises(ServerError, match="the host allows no more threads"):
                 await Workers().run(ran.append, 5)
             with pytest.raises(ServerError, match="the host allows no more threads"):
-                await LocalDriver(tmp_path, tmp_path).is_empty("data")
+                await LocalDriver(tmp_path, tmp_path).open([])
         busy.set()
         assert await first
         await pool.run(ran.append, 3)
