@@ -621,7 +621,8 @@ def _make_directories(config: Config) -> None:
     try:
         for directory in (config.root, config.root / "containers", config.root / "volumes"):
             directory.mkdir(mode=0o710, parents=True, exist_ok=True)
-            directory.chmod(0o710)
+            if directory.stat().st_mode & 0o7777 != 0o710:  # ROOT may be read-only by now
+                directory.chmod(0o710)
         config.run.mkdir(mode=0o711, parents=True, exist_ok=True)
     except FileExistsError as error:
         raise ServerError(f"{error.filename}: is not a directory") from error

@@ -236,6 +236,7 @@ def error_reply(error: BaseException) -> Reply:
         for base in type(kind).__mro__:
             status = STATUS.get(base)
             if status is not None:
-                return Reply(status, _encode(Message(kind.message)) + b"\n")
+                later = (("Retry-After", "1"),) if isinstance(kind, Unavailable) else ()
+                return Reply(status, _encode(Message(kind.message)) + b"\n", headers=later)
     _log.error("a request failed with an internal error: %s", error, exc_info=(type(error), error, error.__traceback__))
     return Reply(500, _encode(Message("internal error; the engine's log has the details")) + b"\n")

@@ -473,7 +473,9 @@ class OverlaySnapshots:
             opened = await self._mount(key)
         if writable and opened.read_only:
             await self._close_unused(key)
-            raise ServerError(f"snapshot {key}: {os.strerror(errno.ENOSPC).lower()}: it can only be mounted read-only")
+            status = await asyncio.to_thread(os.statvfs, self._directory)
+            cause = errno.EROFS if status.f_flag & os.ST_RDONLY else errno.ENOSPC
+            raise ServerError(f"snapshot {key}: {os.strerror(cause).lower()}: it can only be mounted read-only")
         if opened.timer is not None:
             opened.timer.cancel()
             opened.timer = None

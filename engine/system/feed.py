@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator
 from typing import Protocol, runtime_checkable
 
-from engine.errors import EngineError, ServerError
+from engine.errors import EngineError, ServerError, Unavailable
 
+BODIES = 256
+"""Bodies that are received at a time: each has a thread, and up to 3 MiB."""
 _WAITING = 2 << 20
 """Bytes of a body that may wait for the thread."""
 _WORTH = 512 * 1024
@@ -63,7 +66,13 @@ class Feed:
     """Bytes that the loop feeds to a waiting thread."""
 
     def __init__(self, processors: threading.Semaphore | None = None) -> None:
-        """`processors`: the reading thread holds this semaphore while it works."""
+        """`processors`: the reading thread holds this semaphore while it works.
+
+        Raises Unavailable if too many bodies are being received.
+        """
+        if len(_open) >= BODIES:
+            raise Unavailable(f"{BODIES} bodies of requests are being received, and this one would be one too many")
+        _open.add(self)
         self._processors = processors
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
@@ -132,6 +141,7 @@ class Feed:
         """Return the borrowed part and drop unread bytes. Called on the loop, after `feed` and the
         thread have ended.
         """
+        _open.discard(self)
         if self._rest is not None:
             self._rest.give_back()
             self._rest = None
@@ -203,5 +213,7 @@ class Feed:
         self._taken.appendleft(head)
         return head[:size]
 
+
+_open: weakref.WeakSet[Feed] = weakref.WeakSet()
 
 __all__ = ["Feed"]

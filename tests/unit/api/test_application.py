@@ -272,6 +272,7 @@ def test_any_path_is_answered(method: str, path: str) -> None:
 def test_kinds_of_error(error: EngineError, status: int) -> None:
     reply = replies.error_reply(error)
     assert reply.status == status and shown(reply) == {"message": "m"}
+    assert dict(reply.headers) == ({"Retry-After": "1"} if status == 503 else {})
 
 
 def test_an_error_of_no_kind_is_internal() -> None:
