@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -36,6 +37,7 @@ from engine._fast.cgroup import NO_LIMIT, Counters, Processors, Sample, samples
 from engine.containers.container import Container
 from engine.errors import ServerError
 from engine.runtime.cgroups import Cgroups
+from engine.system import limits
 from engine.system.tasks import spawn
 from engine.times import ZERO, rfc3339
 from engine.wire.stats import (
@@ -221,12 +223,15 @@ class _Moment:
 class _Watched:
     """One container with its watchers."""
 
-    __slots__ = ("before", "counters", "due", "failure", "latest", "opening", "over", "pid", "streams")
+    __slots__ = ("before", "counters", "due", "failure", "latest", "opening", "over", "pid", "reopen", "streams")
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.streams: set[Stream] = set()
         self.counters: Counters | None = None
+        self.reopen: Callable[[], Counters] | None = None
+        """Opens the counters for one reading, where the engine has too few descriptors to keep
+        them open."""
         self.before: Reading | None = None
         """The reading before the next sample."""
         self.latest: _Moment | None = None
@@ -435,7 +440,11 @@ class Statistics:
             return
         finally:
             watched.opening = None
-        watched.counters = counters
+        if limits.has_plenty():
+            watched.counters = counters
+        else:
+            counters.close()
+            watched.reopen = functools.partial(self._counters, stream)
         if sample is None or watched.over or not watched.streams:
             watched.end()
             return
@@ -524,9 +533,9 @@ class Statistics:
         system: tuple[int, tuple[int, ...]] | None = None
         for begin in range(0, len(wanted), _SLICE):
             part = [watched for watched in wanted[begin : begin + _SLICE] if not watched.over]
-            counters = [watched.counters for watched in part if watched.counters is not None]
             if not part:
                 continue
+            counters = [source for watched in part if (source := watched.counters or watched.reopen) is not None]
             if self._cost * len(part) <= _LOOP_BUDGET:
                 taken, now, spent = self._readings(counters, system)
             else:
@@ -550,12 +559,13 @@ class Statistics:
     # --- in the thread ----------------------------------------------------------------------------
 
     def _readings(
-        self, counters: list[Counters], system: tuple[int, tuple[int, ...]] | None
+        self, counters: Sequence[Counters | Callable[[], Counters]], system: tuple[int, tuple[int, ...]] | None
     ) -> tuple[list[Sample | None], tuple[int, tuple[int, ...]], float]:
         begin = time.perf_counter()
         if system is None:
             system = self._system()
-        taken = samples(counters)
+        kept = iter(samples([each for each in counters if not callable(each)]))
+        taken = [_once(each) if callable(each) else next(kept) for each in counters]
         return taken, system, time.perf_counter() - begin
 
     def _system(self) -> tuple[int, tuple[int, ...]]:
@@ -563,8 +573,11 @@ class Statistics:
             self._processors = Processors()
         return self._processors.read()
 
+    def _counters(self, stream: Stream) -> Counters:
+        return Counters(**directories(self._cgroups, stream.cgroup), network=stream.network)
+
     def _first_reading(self, stream: Stream) -> tuple[Counters, Sample | None, Reading]:
-        counters = Counters(**directories(self._cgroups, stream.cgroup), network=stream.network)
+        counters = self._counters(stream)
         try:
             sample = counters.sample()
             cpu = CpuStats() if sample is None else cpu_stats(sample, *self._system())
@@ -573,6 +586,18 @@ class Statistics:
             counters.close()
             raise
         return counters, sample, reading
+
+
+def _once(reopen: Callable[[], Counters]) -> Sample | None:
+    """A sample of counters that are open for it alone; None when the container is gone."""
+    try:
+        counters = reopen()
+    except FileNotFoundError:
+        return None
+    try:
+        return counters.sample()
+    finally:
+        counters.close()
 
 
 def _unreadable(stream: Stream, error: Exception) -> ServerError:

@@ -34,6 +34,12 @@ def open_descriptors() -> int:
     return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
 
 
+def has_plenty() -> bool:
+    """Less than half of the descriptors are in use, so some may be kept open for speed alone."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit == resource.RLIM_INFINITY or open_descriptors() < limit // 2
+
+
 def ensure_descriptors(wanted: int) -> None:
     """Check that this process can open `wanted` more descriptors without touching the reserve.
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
+import resource
 import socket
 import sys
 import threading
@@ -21,6 +23,7 @@ from engine.containers import stats
 from engine.containers.stats import Reading, Statistics, blkio_stats, cpu_stats, memory_stats, newest, stopped
 from engine.errors import ServerError
 from engine.runtime.cgroups import Cgroups
+from engine.system import limits
 from engine.wire.stats import CpuStats, Stats
 from tests.unit.fast.test_cgroup import V1, V2, LiveCgroup, live, write
 
@@ -266,6 +269,33 @@ def test_watchers_share_samples_and_encoding(live: LiveCgroup, monkeypatch: pyte
             await stream.aclose()
 
     drive(live, body)
+
+
+def test_counters_stay_closed_while_descriptors_are_short(live: LiveCgroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = live.run("sleep", "1000")
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    monkeypatch.setattr(limits, "open_descriptors", lambda: limit // 2)
+
+    async def body(statistics: Statistics) -> None:
+        before = set(os.listdir("/proc/self/fd"))
+        stream = statistics.stream("c", pid=pid, cgroup=live.path)
+        for _ in range(3):
+            assert json.loads(await anext(stream))["memory_stats"]["usage"] > 0
+            of_cgroups = [
+                where for each in set(os.listdir("/proc/self/fd")) - before if "cgroup" in (where := link(each))
+            ]
+            assert of_cgroups == []
+        live.end()
+        async for _ in stream:
+            pass
+
+    drive(live, body)
+
+
+def link(descriptor: str) -> str:
+    with contextlib.suppress(FileNotFoundError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    return ""
 
 
 def test_each_sample_has_the_one_before_as_previous(live: LiveCgroup) -> None:
