@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import gc
 import logging
@@ -118,7 +119,7 @@ def run(config: Config, *, stop_after: float | None = None) -> int:
 
 async def _serve(config: Config, stop_after: float | None) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        daemon = Daemon(config)
+        daemon = Daemon(config, only_stops=stop_after is not None)
         await daemon.open(stack)
         if stop_after is not None:
             await daemon.stop_everything(stop_after)
@@ -141,8 +142,10 @@ def _notify_ready() -> None:
 class Daemon:
     """One engine and its parts."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, only_stops: bool = False) -> None:
+        """`only_stops`: it will not serve (`run`)."""
         self.config = config
+        self._only_stops = only_stops
         self.listening: list[str] = []
         self._ending = asyncio.Event()
         self._stop_everything = False
@@ -199,7 +202,7 @@ class Daemon:
         stack.push_async_callback(asyncio.to_thread, hold.release)
         self.runtimes = await asyncio.to_thread(Runtimes.find, config.runtime, config.runtimes, config.run)
         self.devices = Registry(config.cdi_specs)
-        self.records = Records.in_root(config.root)
+        self.records = _records_beside(config) if self._only_stops else Records.in_root(config.root)
         stack.callback(self.records.close)
         self.snapshots = OverlaySnapshots(config.root, self.records, [MARK])
         self.events = EventLog()
@@ -436,6 +439,7 @@ class Daemon:
                 "stop-timeout",
                 "exec",
                 "monitor",
+                "records",
                 "runtime",
                 "shipper",
                 "shm",
@@ -612,6 +616,25 @@ def _read_host(root: Path, hierarchies: Cgroups) -> Host:
         cpu_set=offered.cpuset,
         pids_limit=offered.pids,
     )
+
+
+def _records_beside(config: Config) -> Records:
+    """ROOT's records, to stop what runs. Where ROOT has become read-only, as a disk with errors
+    does, they are a copy in RUN: changes are lost, and the next daemon sees what has ended.
+    """
+    try:
+        return Records.in_root(config.root)
+    except ServerError as error:
+        cause = error.__cause__
+        if not (isinstance(cause, OSError) and cause.errno == errno.EROFS):
+            raise
+    _log.warning("%s is read-only: what is stopped is not recorded", config.root)
+    place = config.run / "records"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(0o700)
+    for path in config.root.glob("state.db*"):
+        shutil.copy(path, place)
+    return Records(place / "state.db")
 
 
 def _make_directories(config: Config) -> None:

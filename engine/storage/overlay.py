@@ -50,7 +50,7 @@ from pathlib import Path
 import msgspec
 
 from engine._fast import tree
-from engine.errors import Conflict, NotFound, ServerError, reason_with_file
+from engine.errors import Conflict, NotFound, ServerError, reason, reason_with_file
 from engine.storage.lowers import Lowers, copy_attributes
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Ingest, Layer, Usage
@@ -473,9 +473,8 @@ class OverlaySnapshots:
             opened = await self._mount(key)
         if writable and opened.read_only:
             await self._close_unused(key)
-            status = await asyncio.to_thread(os.statvfs, self._directory)
-            cause = errno.EROFS if status.f_flag & os.ST_RDONLY else errno.ENOSPC
-            raise ServerError(f"snapshot {key}: {os.strerror(cause).lower()}: it can only be mounted read-only")
+            cause = await asyncio.to_thread(_why_read_only, self._directory)
+            raise ServerError(f"snapshot {key}: {cause}: it can only be mounted read-only")
         if opened.timer is not None:
             opened.timer.cancel()
             opened.timer = None
@@ -739,10 +738,22 @@ def _numbers(directory: Path) -> set[int]:
     return {int(name) for name in os.listdir(directory) if name.isdecimal()}
 
 
+def _why_read_only(directory: Path) -> str:
+    """Why overlayfs could not create its work directory there: a full disk, or one that the kernel
+    writes to no more after an error, which statvfs(3) does not show since Linux 6.15.
+    """
+    try:
+        os.close(os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        return reason(error)
+    return os.strerror(errno.ENOSPC).lower()
+
+
 def _mark(directory: Path, name: str) -> None:
     directory.mkdir(mode=0o755, exist_ok=True)
-    (directory / name).touch(mode=0o755)
-    (directory / name).chmod(0o755)
+    if not (directory / name).exists():  # ROOT may be read-only by now
+        (directory / name).touch(mode=0o755)
+        (directory / name).chmod(0o755)
 
 
 async def _made(make: Callable[..., None], *arguments: object) -> None:

@@ -46,7 +46,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from engine.errors import ServerError
+from engine.errors import ServerError, reason_with_file
 from engine.storage import schema
 from engine.storage.room import Room, is_full
 
@@ -285,7 +285,7 @@ def _reason(error: Exception) -> str:
         return os.strerror(errno.ENOSPC).lower()
     if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
         return "another engine uses this ROOT"
-    return str(error)
+    return reason_with_file(error) if isinstance(error, OSError) else str(error)
 
 
 def _used(root: Path) -> str:

@@ -32,7 +32,7 @@ def small_disk(kind: str, place: Path, image: Path, size: int) -> Iterator[None]
         with open(image, "wb") as file:
             file.truncate(size << 20)
         subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
-        mount = ["mount", "-o", "loop", str(image), str(place)]
+        mount = ["mount", "-o", "loop,errors=remount-ro", str(image), str(place)]
     subprocess.run(mount, check=True)
     try:
         yield
@@ -202,6 +202,24 @@ def test_an_image_goes_from_a_full_disk(full_engine: TempEngine) -> None:
     (engine.root / "fill").unlink()
     time.sleep(1.1)
     engine.load_busybox()
+
+
+def test_a_disk_that_has_become_read_only(full_engine: TempEngine) -> None:
+    """As after an error of the disk. What runs can be stopped, also without a daemon."""
+    engine = full_engine
+    first, _second = (engine.started("sleep", "1000") for _ in range(2))
+    device = subprocess.run(
+        ["findmnt", "-n", "-o", "SOURCE", str(engine.root)], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    Path(f"/sys/fs/ext4/{os.path.basename(device)}/trigger_fs_error").write_text("as a bad sector does")
+    with pytest.raises(OSError, match="Read-only file system"):
+        (engine.root / "new").touch()
+    engine.request("POST", f"/v1.24/containers/{first}/kill")
+    created = engine.request("POST", "/v1.24/containers/create", {"Image": "busybox"})
+    assert created.status == 500 and "read" in created.message, created
+    engine.kill9()
+    engine.stop()
+    assert not [each for each in engine.present() if str(engine.root) not in each]
 
 
 def big_archive() -> bytes:
