@@ -203,6 +203,8 @@ class Build:
             self._claims.claim(state.top)
         self._used[state.image_id] += 1
         self._parts.cache.used[state.image_id] += 1
+        if self._options.dialect.owns_cache:
+            self._parts.cache.own(state.image_id)
         return state
 
 

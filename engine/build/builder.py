@@ -82,6 +82,7 @@ class Builder:
 
     def open(self) -> None:
         """Begin to remove what a crash has left."""
+        self._parts.cache.open()
         self._sweeping = spawn(self._parts.caches.sweep(), "removing the rest of build caches")
 
     async def close(self) -> None:

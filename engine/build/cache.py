@@ -1,9 +1,10 @@
 """The build cache: which step made which image, by the step's key.
 
 A record names the image that a step made. The image and its layers live in the image store like any
-other, so the cache has no content of its own, and removing an image removes the step. Images and
-records are written in groups: while a build runs after each step that made a layer, and at its end
-together with the tags.
+other, so the cache has no content of its own. Deleting an image removes the step, unless a build of
+BuildKit's dialect has used it (`own`): then the store keeps the image for the cache alone, and a
+build that finds the step has it recorded again. Images and records are written in groups: while a
+build runs after each step that made a layer, and at its end together with the tags.
 
 Owns:    the records of kind `step`; images that are not written yet, and the claims on their
          layers.
@@ -46,6 +47,8 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     """The step as its image's history shows it."""
     same_as: str = ""
     """The key of the same step, if this is a second key of it (`Cache.know`)."""
+    own: bool = False
+    """It stays when its image is deleted."""
     created: int = 0
     last_used: int = 0
     uses: int = 0
@@ -60,12 +63,16 @@ class Cache:
         self._records = records
         self._table = records.table("step", StepRecord)
         found = self._table.load()
-        self._steps = {key: step for key, step in found.items() if step.image_id in images.index}
+        self._steps = {
+            key: step for key, step in found.items() if step.image_id in images.index or step.image_id in images.kept
+        }
         self._unwritten = found.keys() - self._steps.keys()
         """Keys whose records have changed, or are gone, since they were written."""
         self._by_image: dict[str, set[str]] = {}
         for key, step in self._steps.items():
             self._by_image.setdefault(step.image_id, set()).add(key)
+        self._unneeded = images.kept.ids() - self._by_image.keys()
+        """Images that the store keeps although no step names them."""
         self._new: dict[str, State] = {}
         """Images that are not in the store yet, or have no parent there, by id, each after its
         parent.
@@ -77,11 +84,17 @@ class Cache:
         self._writing = asyncio.Lock()
         self._soon: asyncio.Task[None] | None = None
         images.changed.subscribe(self._images_changed)
+        images.keeps = self._keeps
+
+    def open(self) -> None:
+        """Begin to remove what a crash has left."""
+        if self._unneeded:
+            self.write_soon()
 
     async def close(self) -> None:
         """Write what is not written yet."""
         try:
-            while self._new or self._unwritten:
+            while self._new or self._unwritten or self._unneeded:
                 await self.write()
         except EngineError as error:
             _log.error("writing the build cache: %s", error.message)
@@ -109,10 +122,14 @@ class Cache:
         new = self._new.get(image_id)
         if new is not None:
             return msgspec.structs.replace(new, key=key)
-        record = self._images.index.find(image_id)
+        kept = self._images.kept.find(image_id)
+        record = kept or self._images.index.find(image_id)
         if record is None or (record.chain_ids and self._images.snapshots.layer(record.chain_ids[-1]) is None):
             return None
-        return State(key=key, image_id=image_id, document=record.config, chain_ids=record.chain_ids)
+        state = State(key=key, image_id=image_id, document=record.config, chain_ids=record.chain_ids)
+        if kept is not None:
+            self._record(msgspec.structs.replace(state, parent=kept.parent))
+        return state
 
     def add(self, state: State, parent_key: str, text: str) -> None:
         """A step has made `state`. It is visible to other builds at once and written later."""
@@ -144,6 +161,17 @@ class Cache:
         self._by_image.setdefault(image_id, set()).add(key)
         self._unwritten.add(key)
 
+    def own(self, image_id: str) -> None:
+        """Keep the steps of this image when it is deleted."""
+        for key in self.steps_of(image_id):
+            step = self._steps[key]
+            if not step.own:
+                self._steps[key] = msgspec.structs.replace(step, own=True)
+                self._unwritten.add(key)
+
+    def _keeps(self, image_id: str) -> bool:
+        return any(self._steps[key].own for key in self.steps_of(image_id))
+
     def get(self, key: str) -> StepRecord | None:
         return self._steps.get(key)
 
@@ -167,11 +195,14 @@ class Cache:
             self._by_image[step.image_id].discard(key)
             if not self._by_image[step.image_id]:
                 del self._by_image[step.image_id]
+                if step.image_id in self._images.kept:
+                    self._unneeded.add(step.image_id)
 
     def _images_changed(self, image_ids: Collection[str]) -> None:
         """Images were deleted, made or renamed: forget the steps of those that are gone."""
         for image_id in image_ids:
-            if image_id in self._by_image and image_id not in self._images.index and image_id not in self._new:
+            gone = image_id not in self._images.index and image_id not in self._images.kept
+            if image_id in self._by_image and gone and image_id not in self._new:
                 for key in [*self._by_image[image_id]]:
                     self._forget(key)
 
@@ -204,7 +235,7 @@ class Cache:
             self._soon = spawn(self._write_quietly(), "writing the build cache")
 
     async def _write_quietly(self) -> None:
-        while self._new or self._unwritten:  # more may have come while it wrote
+        while self._new or self._unwritten or self._unneeded:  # more may have come while it wrote
             if not await self.settle():
                 break
 
@@ -215,7 +246,7 @@ class Cache:
         Returns False if that failed. The build that ends next gets the error.
         """
         try:
-            if self._new or self._unwritten:
+            if self._new or self._unwritten or self._unneeded:
                 await self.write()
         except EngineError as error:
             _log.warning("writing the build cache: %s", error.message)
@@ -247,6 +278,10 @@ class Cache:
         else:
             for image_id in new:
                 self._new.pop(image_id, None)
+            while self._unneeded:
+                image_id = self._unneeded.pop()
+                if image_id in self._images.kept and not (image_id in self._by_image or image_id in self._new):
+                    await self._images.delete_cached(image_id)
         finally:
             if claims is not None:
                 await claims.release()

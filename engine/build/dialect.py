@@ -27,6 +27,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """`ARG name` keeps the value that the name has, and a stage that begins with another one has
     its arguments.
     """
+    owns_cache: bool
+    """What a step made stays in the build cache when its image is deleted. Otherwise the images are
+    the cache.
+    """
     frontends: bool
     """`# syntax` names the frontend, and one that this engine does not have is refused. Otherwise
     the line is ignored.

@@ -1,8 +1,9 @@
 """Removal from the build cache: POST /build/prune, and the budget after each build.
 
 A record can go when its image has no name, no container and no image made from it; then the image
-goes with it, so records are removed from the newest step of a chain to its base. With `all`, the
-records of images that stay for a name are forgotten. The least recently used go first.
+goes with it, so records are removed from the newest step of a chain to its base. The same holds for
+deleted images, which the store keeps for the cache. With `all`, the records of images that stay for
+a name are forgotten. The least recently used go first.
 
 Rules: Docker Engine API, BuildPrune.
 Owns:  nothing. Threads: the event loop's; file systems are asked in threads.
@@ -11,16 +12,19 @@ Owns:  nothing. Threads: the event loop's; file systems are asked in threads.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from engine.build.cache import StepRecord
 from engine.build.options import PruneOptions
 from engine.build.parts import Parts
-from engine.errors import Conflict, EngineError, NotFound
+from engine.errors import EngineError
+from engine.images.record import ImageRecord
 from engine.system.tasks import spawn
 from engine.wire.build import PruneReport
 
@@ -85,19 +89,26 @@ async def _steps(parts: Parts) -> AsyncIterator[tuple[str, StepRecord]]:
 
 def _size(parts: Parts, step: StepRecord) -> int:
     """Bytes of the layer that the step's image adds to its parent's."""
-    record = parts.images.index.find(step.image_id)
+    record = _record(parts, step.image_id)
     if record is None or not record.chain_ids:
         return 0
-    parent = parts.images.index.find(record.parent)
+    parent = _record(parts, record.parent)
     if parent is not None and len(parent.chain_ids) == len(record.chain_ids):
         return 0
     layer = parts.images.snapshots.layer(record.chain_ids[-1])
     return layer.size if layer is not None else 0
 
 
+def _record(parts: Parts, image_id: str) -> ImageRecord | None:
+    """The image, or the one that the cache alone has."""
+    return parts.images.index.find(image_id) or parts.images.kept.find(image_id)
+
+
 def _removable(parts: Parts, image_id: str) -> bool:
-    record = parts.images.index.find(image_id)
-    return record is not None and record.nameless and not parts.images.index.has_children(image_id)
+    images = parts.images
+    record = _record(parts, image_id)
+    needed = images.index.has_children(image_id) or images.kept.has_children(image_id)
+    return record is not None and record.nameless and not needed
 
 
 async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
@@ -105,26 +116,37 @@ async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
     await parts.cache.write()
     deleted: dict[str, None] = {}
     reclaimed = 0
-    keep = await _bytes_to_keep(parts, options)
-    total = sum(entry.size for entry in await entries(parts)) if keep is not None else 0
-    progress = True
-    while progress:
-        progress = False
-        for entry in await entries(parts):
-            if keep is not None and total <= keep:
-                break
-            if entry.in_use or entry.shared or entry.id in deleted or not _matches(entry, options):
+    known = await entries(parts)  # once: it reads the directories of cache mounts
+    total = sum(entry.size for entry in known)
+    keep = await _bytes_to_keep(parts, options, total)
+    below: dict[str, list[Entry]] = {}
+    """Entries that the image of another step needs, by their image."""
+    waiting = deque(known)
+    for number in itertools.count(1):
+        if not waiting or (keep is not None and total <= keep):
+            break
+        if not number % 100:
+            await asyncio.sleep(0)
+        entry = waiting.popleft()
+        step = parts.cache.get(entry.id)
+        parent = ""
+        if step is not None:
+            if not _removable(parts, step.image_id):
+                below.setdefault(step.image_id, []).append(entry)
                 continue
-            size = await _remove(parts, entry)
-            if size is None:
-                continue
-            deleted[entry.id] = None
-            reclaimed += size
-            total -= entry.size
-            progress = True
+            record = _record(parts, step.image_id)
+            parent = record.parent if record is not None else ""
+            entry = entry._replace(shared=False, in_use=step.image_id in parts.cache.used)
+        if not _matches(entry, options) or not await _remove(parts, entry):
+            continue
+        deleted[entry.id] = None
+        reclaimed += entry.size
+        total -= entry.size
+        # They were used before the others that wait.
+        waiting.extendleft(reversed(below.pop(parent, [])))
     if options.all:
         named = _named(parts)
-        for entry in await entries(parts):
+        for entry in known:
             if keep is not None and total <= keep:
                 break
             step = parts.cache.get(entry.id)
@@ -136,19 +158,17 @@ async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
     return PruneReport(caches_deleted=[*deleted] or None, space_reclaimed=reclaimed)
 
 
-async def _remove(parts: Parts, entry: Entry) -> int | None:
-    """Remove one record with its image. Returns the bytes reclaimed; None if it has to stay."""
+async def _remove(parts: Parts, entry: Entry) -> bool:
+    """Remove one record with its image. False if it has to stay."""
+    if entry.in_use:
+        return False
     if entry.type == CACHE_MOUNT:
-        return entry.size if await parts.caches.remove(entry.id) else None
+        return await parts.caches.remove(entry.id)
     step = parts.cache.get(entry.id)
-    if step is None or not _removable(parts, step.image_id):
-        return None
-    try:
-        await parts.images.delete(step.image_id, prune=False)
-    except (NotFound, Conflict):  # a container uses it
-        return None
+    if step is None or not await parts.images.delete_cached(step.image_id):
+        return False
     parts.cache.drop([entry.id])
-    return entry.size
+    return True
 
 
 def _named(parts: Parts) -> set[str]:
@@ -192,11 +212,10 @@ def _equal(name: str, value: str, wanted: str) -> bool:
     return value.startswith(wanted) if name in ("id", "parent") else value == wanted
 
 
-async def _bytes_to_keep(parts: Parts, options: PruneOptions) -> int | None:
+async def _bytes_to_keep(parts: Parts, options: PruneOptions, total: int) -> int | None:
     """The size of the cache that is small enough; None when everything that matches goes."""
     if not (options.reserved_space or options.max_used_space or options.min_free_space):
         return None
-    total = sum(entry.size for entry in await entries(parts))
     keep = total
     if options.max_used_space:
         keep = min(keep, options.max_used_space)

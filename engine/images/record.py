@@ -52,6 +52,8 @@ class ImageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     """
     tagged: int = 0
     """ns since the epoch when it last got a tag here; 0 for never."""
+    kept: bool = False
+    """Deleted, but the build cache needs it. No client sees it."""
 
     @property
     def familiar_tags(self) -> list[str]:

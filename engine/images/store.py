@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
@@ -98,6 +99,10 @@ class ImageStore:
         self.idle.when_idle(self._layers.release)
         self.index = Index()
         """All images; its readers need no lock."""
+        self.kept = Index()
+        """Deleted images that the build cache keeps, with their layers: see `keeps`."""
+        self.keeps: Callable[[str], bool] = lambda image_id: False
+        """True if the build cache keeps the image of this id when it is deleted."""
         self.sizes = Sizes(self.index, self._layer_size)
         self.changed: Observers[[Collection[str]]] = Observers("images changed")
         """Called with the ids of images that are new, deleted or renamed."""
@@ -122,11 +127,14 @@ class ImageStore:
             else:
                 self._show(record)
         await self._records.commit(*changes)
-        named = self.index.ids() | {record.manifest for record in self.index}
+        named = self.index.ids() | self.kept.ids() | {record.manifest for record in self.index}
         for digest in blobs - named:
             self._content.delete(digest)
-        if any(record.pending for record in self.index):
+        if any(record.pending for record in self._all()):
             self._settle_soon()
+
+    def _all(self) -> Iterator[ImageRecord]:
+        return itertools.chain(self.index, self.kept)
 
     def _lost(self, record: ImageRecord, blobs: set[str]) -> str:
         if record.pending not in ("", self._snapshots.boot):
@@ -154,8 +162,8 @@ class ImageStore:
         return iter(self.index)
 
     def chain_ids(self) -> set[str]:
-        """Every layer that an image or a load under way needs."""
-        return {chain_id for record in self.index for chain_id in record.chain_ids} | self._loading.keys()
+        """Every layer that an image, the build cache or a load under way needs."""
+        return {chain_id for record in self._all() for chain_id in record.chain_ids} | self._loading.keys()
 
     def get(self, name: str, platform: Platform | None = None) -> ImageRecord:
         """See `Index.get`. Raises NotFound also for an image of another platform."""
@@ -203,15 +211,21 @@ class ImageStore:
         for image_id, record in changed.items():
             if record is None:
                 self.index.drop(image_id)
+                self.kept.drop(image_id)
             else:
                 self._show(record)
         self.changed(changed.keys())
 
     def _show(self, record: ImageRecord) -> None:
         """A committed record, to readers. A new image keeps its layers."""
-        if record.id not in self.index and record.chain_ids:
+        if not self._has(record.id) and record.chain_ids:
             self._snapshots.retain(record.chain_ids[-1])
-        self.index.put(record)
+        shown, other = (self.kept, self.index) if record.kept else (self.index, self.kept)
+        other.drop(record.id)
+        shown.put(record)
+
+    def _has(self, image_id: str) -> bool:
+        return image_id in self.index or image_id in self.kept
 
     def _publish(self, image_id: str, action: str, name: str) -> None:
         record = self.index.find(image_id)
@@ -259,12 +273,18 @@ class ImageStore:
 
     async def _drop(self, record: ImageRecord, *, parents: bool) -> list[ImageRecord]:
         """Remove the record of an image, and with `parents` those of the nameless images that it
-        was made from. Returns them for `_dropped`, which follows without the lock.
+        was made from. Returns them for `_dropped`, which follows without the lock. Those that the
+        build cache needs are kept for it.
         """
         going = [record, *(self.index.orphans(record, self._users) if parents else ())]
-        await self._commit({each.id: None for each in going})
+        going = [msgspec.structs.replace(each, kept=self.keeps(each.id)) for each in going]
+        nameless = {"tags": (), "digests": (), "manifest": ""}
+        await self._commit(
+            {each.id: msgspec.structs.replace(each, **nameless) if each.kept else None for each in going}
+        )
         for each in going:
-            await asyncio.to_thread(self._content.delete, each.id)
+            if not each.kept:
+                await asyncio.to_thread(self._content.delete, each.id)
             await self._drop_manifest(each.manifest)
         return going
 
@@ -278,7 +298,7 @@ class ImageStore:
         for each in going:
             self._events.publish("image", "delete", each.id, {**each.labels, "name": each.id})
             done.append(Deletion(deleted=each.id))
-            if each.chain_ids:
+            if each.chain_ids and not each.kept:
                 done += [Deletion(deleted=chain_id) for chain_id in await self._snapshots.release(each.chain_ids[-1])]
         return done
 
@@ -292,6 +312,25 @@ class ImageStore:
                 return []
             going = await self._drop(record, parents=True)
         return await self._dropped(going)
+
+    async def delete_cached(self, image_id: str) -> bool:
+        """Delete an image that the build cache no longer needs: a kept one, or one without a name,
+        a container and an image made from it. False if it stays.
+        """
+        async with self._changing:
+            kept, record = self.kept.find(image_id), self.index.find(image_id)
+            if kept is None and (
+                record is None or not record.nameless or self.index.has_children(image_id) or self._users(image_id)
+            ):
+                return False
+            await self._commit({image_id: None})
+            await asyncio.to_thread(self._content.delete, image_id)
+            await self._drop_manifest(record.manifest if record is not None else "")
+        if record is not None:
+            await self._dropped([record])
+        elif kept is not None and kept.chain_ids:  # clients have seen its end before
+            await self._snapshots.release(kept.chain_ids[-1])
+        return True
 
     async def _untag(self, record: ImageRecord, name: str, force: bool, done: list[Deletion]) -> ImageRecord:
         """Remove one name from an image, and the digests of a repository without remaining tags."""
@@ -400,8 +439,9 @@ class ImageStore:
             try:
                 await self._commit(self.index.renamed(changed, names))
             except BaseException:
-                for image_id in changed.keys() - self.index.ids():
-                    self._content.delete(image_id)
+                for image_id in changed:
+                    if not self._has(image_id):
+                        self._content.delete(image_id)
                 raise
         for image in found:
             self._publish(image.id, "load", image.id)
@@ -482,7 +522,7 @@ class ImageStore:
                 try:
                     await uninterrupted(self._commit(changed))
                 except BaseException:
-                    if image_id not in self.index:
+                    if not self._has(image_id):
                         self._content.delete(image_id)
                     raise
                 finally:
@@ -506,7 +546,11 @@ class ImageStore:
             changed: dict[str, ImageRecord] = {}
             try:
                 for each in built:
-                    record = self.index.find(each.id) or self._record(each.id, each.config)
+                    record = (
+                        self.index.find(each.id)
+                        or self._revived(each.id, changed)
+                        or self._record(each.id, each.config)
+                    )
                     if not record.parent and (each.parent in self.index or each.parent in changed):
                         record = msgspec.structs.replace(record, parent=each.parent)
                     changed[each.id] = record
@@ -515,7 +559,7 @@ class ImageStore:
                 await uninterrupted(self._commit(self.index.renamed(changed, names), *more))
             except BaseException:
                 for each in built:
-                    if each.id not in self.index:
+                    if not self._has(each.id):
                         self._content.delete(each.id)
                 raise
         for image_id, given in names.items():
@@ -551,6 +595,16 @@ class ImageStore:
             changed[image_id] = msgspec.structs.replace(record, digests=digests, blobs=kept)
             await uninterrupted(self._commit(changed))
 
+    def _revived(self, image_id: str, changed: Collection[str]) -> ImageRecord | None:
+        """The record of a kept image, for clients to see again; None if it is not kept. `changed`:
+        ids of images that are recorded with it.
+        """
+        record = self.kept.find(image_id)
+        if record is None:
+            return None
+        parent = record.parent if record.parent in self.index or record.parent in changed else ""
+        return msgspec.structs.replace(record, kept=False, parent=parent)
+
     def _record(self, image_id: str, config: ImageConfig) -> ImageRecord:
         chains = chain_ids(config.rootfs.diff_ids)
         layers = [layer for chain_id in chains if (layer := self._snapshots.layer(chain_id))]
@@ -571,7 +625,7 @@ class ImageStore:
             try:
                 if before is not None:
                     await asyncio.wait([before])
-                pending = [record.id for record in self.index if record.pending]
+                pending = [record.id for record in self._all() if record.pending]
                 if not pending:
                     return
                 await self._snapshots.settle()
@@ -580,7 +634,7 @@ class ImageStore:
                         {
                             image_id: msgspec.structs.replace(record, pending="")
                             for image_id in pending
-                            if (record := self.index.find(image_id)) is not None
+                            if (record := self.index.find(image_id) or self.kept.find(image_id)) is not None
                         }
                     )
             except (EngineError, OSError) as error:

@@ -561,8 +561,22 @@ def test_workers(builder: TempEngine) -> None:
 
 
 def test_the_cache(own_engine: TempEngine) -> None:
+    """It keeps what steps made when their images are deleted."""
     engine = own_engine
-    build(engine, f"FROM busybox\nRUN echo {unique()} >/x\n")
+    text = f"FROM busybox\nRUN echo {unique()} >/x\nLABEL a=b\n"
+    first = build(engine, text, names="gone:1").image_id
+    before = engine.request("GET", "/v1.24/images/json?all=1").json()
+    assert engine.docker("rmi", "gone:1").status == 0
+    assert engine.request("POST", "/v1.45/images/prune").status == 200
+    assert [image["RepoTags"] for image in engine.request("GET", "/v1.24/images/json?all=1").json()] == [
+        ["busybox:latest"]
+    ]
+    assert engine.request("GET", f"/v1.24/images/{first}/json").status == 404
+    again = build(engine, text, names="gone:1")
+    assert again.image_id == first and [each.cached for each in again.vertices[4:6]] == [True, True]
+    assert engine.docker("run", "--rm", "gone:1", "cat", "/x").status == 0
+    assert len(engine.request("GET", "/v1.24/images/json?all=1").json()) == len(before)
+    assert engine.docker("rmi", "gone:1").status == 0
     with Caller(engine.socket) as caller:
         records = [fields(data) for _, data in every(caller.ask(f"{CONTROL}DiskUsage", b""))]
         assert any(record[9].endswith(b">/x") and record[4] == 17 for record in records), records

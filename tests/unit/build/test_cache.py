@@ -18,7 +18,7 @@ import pytest
 
 from engine.build import prune
 from engine.build.cache import Cache
-from engine.build.caches import Caches
+from engine.build.caches import CacheDirectory, Caches
 from engine.build.copying import Destination, Selection, Stream
 from engine.build.keys import base_key, key_of
 from engine.build.options import PruneOptions
@@ -250,6 +250,84 @@ def test_an_image_that_is_removed_takes_its_steps_with_it(run: Run) -> None:
         assert site.cache.find(last.key) is site.cache.find(middle.key) is None
         await site.cache.write()
         site.open_cache()
+        assert site.kept() == set()
+
+    run(work)
+
+
+def test_an_owned_step_stays_when_its_image_is_deleted(run: Run) -> None:
+    """No client sees the image until a build uses it again. Prune frees it."""
+    made: list[State] = []
+
+    async def first(site: Site) -> None:
+        middle = site.meta(await site.directory(await site.base(), "d"), "middle")
+        last = site.meta(middle, "last")
+        made.extend((middle, last))
+        for each in made:
+            site.cache.own(each.image_id)
+        await site.cache.write_result(last, [reference.with_tag("built", "")])
+        deleted = await site.images.delete("built")
+        assert {each.deleted for each in deleted} >= {last.image_id, middle.image_id}
+        assert last.image_id not in site.images.index and site.images.usage()[0] < 1 << 20
+        assert site.snapshots.layer(last.top) is not None
+        await site.images.delete("one")
+        await site.cache.write()
+
+    async def second(site: Site) -> None:
+        middle, last = made
+        await site.cache.write()
+        assert {each.description for each in await prune.entries(site.parts)} == {"middle", "last"}
+        assert not {middle.image_id, last.image_id} & site.images.index.ids()
+        for each in made:
+            found = site.cache.find(each.key)
+            assert found is not None and found.document == each.document
+        await site.cache.write_result(last, [reference.with_tag("built", "")])
+        assert site.images.get("built").parent == middle.image_id
+        assert site.images.configuration(site.images.get("built")) == last.raw
+        await site.images.delete("built")
+        assert site.snapshots.layer(last.top) is not None
+        report = await prune.prune(site.parts, PruneOptions())
+        assert report.caches_deleted == [last.key, middle.key]
+        assert site.snapshots.layer(last.top) is None
+        assert not site.images.kept.ids() and site.images.usage()[0] == 0
+
+    run(first)
+    run(second)
+
+
+def test_an_owned_step_that_ran_again_frees_its_former_image(run: Run) -> None:
+    async def work(site: Site) -> None:
+        base = await site.base()
+        former = site.meta(base, "x")
+        site.cache.own(former.image_id)
+        await site.cache.write()
+        await site.images.delete(former.image_id)
+        assert former.image_id in site.images.kept
+        latter = after(base, key=former.key, config=Config(labels={"y": ""}), command=["LABEL"])
+        site.cache.add(latter, base.key, "LABEL")
+        await site.cache.write()
+        assert former.image_id not in site.images.kept
+
+    run(work)
+
+
+def test_prune_of_a_chain_reads_the_cache_mounts_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(site: Site) -> None:
+        state = await site.base()
+        for number in range(20):
+            state = site.meta(state, str(number))
+        walks, walk = 0, site.parts.caches.all
+
+        def counted() -> list[CacheDirectory]:
+            nonlocal walks
+            walks += 1
+            return walk()
+
+        monkeypatch.setattr(site.parts.caches, "all", counted)
+        for options in (PruneOptions(max_used_space=1 << 40), PruneOptions(all=True)):
+            walks = 0
+            await prune.prune(site.parts, options)
+            assert walks == 1
         assert site.kept() == set()
 
     run(work)
