@@ -16,7 +16,7 @@ from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, json_reply, started, upload_reply
 from engine.api.versions import Flag
-from engine.build import options
+from engine.build import classic, options
 from engine.build.options import Options, PruneOptions
 from engine.build.quiet import quiet
 from engine.errors import InvalidParameter
@@ -29,12 +29,14 @@ from engine.wire.containers import HostConfig
 async def build(engine: Engine, request: Request) -> StreamReply:
     """POST /build. An error before the first message becomes the reply's status."""
     found = decode(engine, request)
-    messages = engine.builder.build(request.body, found)
+    reports = engine.builder.build(request.body, found)
     if found.build_id:
-        messages = engine.builds.run(found.build_id, messages)
-    if parameters.boolean(request.query, "q"):
-        messages = quiet(messages, engine.images.temporary)
-    elif not _shows_ids(request):
+        reports = engine.builds.run(found.build_id, reports)
+    suppressed = parameters.boolean(request.query, "q")
+    if suppressed:
+        reports = quiet(reports, engine.images.temporary)
+    messages = classic.stream(reports, numbered=found.numbered_steps)
+    if not suppressed and not _shows_ids(request):
         messages = _without_aux(messages)
     return await upload_reply(request, await started(messages))
 

@@ -28,14 +28,14 @@ from engine.build.dockerfile.stages import Dockerfile
 from engine.build.options import Options
 from engine.build.output import Log
 from engine.build.parts import Parts
+from engine.build.reports import Report
 from engine.build.stage import Site, StageBuild, Step
 from engine.build.state import State
 from engine.build.steps import base, copy, meta, run
 from engine.build.trees import Tree
 from engine.errors import InvalidParameter
-from engine.images.instructions.records import Add, Copy, Instruction, Run
+from engine.images.instructions.records import Add, Copy, Instruction, Run, Workdir
 from engine.system.threads import cancelled, uninterrupted
-from engine.wire.build import BuildMessage
 
 MAX_STEPS = 1000
 """Steps of one build. Each is an image, whose document has the history of those before it."""
@@ -72,27 +72,29 @@ class Build:
             step.log.close()
         for number, step in enumerate(self.steps, 1):
             step.number, step.total = number, len(self.steps)
+        for each in self._stages:
+            _name_vertices(each, alone=len(dockerfile.stages) == 1)
         # Last: `work` releases them, and a refused build does no work.
         self._claims = parts.images.claims()
 
     # --- output -----------------------------------------------------------------------------------
 
-    async def messages(self) -> AsyncIterator[BuildMessage]:
-        """The output of all steps, in order, up to the first that failed."""
+    async def reports(self) -> AsyncIterator[Report]:
+        """The reports of all steps, in order, up to the first that failed."""
         for step in self.steps:
-            yield BuildMessage(stream=step.title(self._options.numbered_steps))
-            async for message in step.log.read():
-                yield message
+            yield step.begun()
+            async for report in step.log.read():
+                yield report
             step.log.release()
             if not step.done:
                 break
         failed = self._failed
         if failed is not None and failed is not step and failed in self.steps:
-            yield BuildMessage(stream=failed.title(self._options.numbered_steps))
-            async for message in failed.log.read():
-                yield message
-        async for message in self._end.read():
-            yield message
+            yield failed.begun()
+            async for report in failed.log.read():
+                yield report
+        async for report in self._end.read():
+            yield report
 
     # --- work -------------------------------------------------------------------------------------
 
@@ -163,9 +165,9 @@ class Build:
                 raise InvalidParameter(f"One or more build-args {names} were not consumed, failing build.")
             self._end.say(f"[Warning] One or more build-args {names} were not consumed\n")
         await self._parts.cache.write_result(result, self._options.tags)
-        self._end.say(f"Successfully built {result.short}\n")
+        self._end.say(f"Successfully built {result.short}\n", classic=True)
         for name in self._options.tags:
-            self._end.say(f"Successfully tagged {name.familiar}\n")
+            self._end.say(f"Successfully tagged {name.familiar}\n", classic=True)
 
     # --- for stages -------------------------------------------------------------------------------
 
@@ -206,6 +208,28 @@ class Build:
         if self._options.dialect.owns_cache:
             self._parts.cache.own(state.image_id)
         return state
+
+
+_SHOWN = Run | Copy | Add | Workdir
+"""Instructions that BuildKit's progress has."""
+
+
+def _name_vertices(build: StageBuild, *, alone: bool) -> None:
+    """Name the steps of a stage as BuildKit does: with the name of the stage, unless it is `alone`
+    in the file, and their numbers among those that its progress has.
+    """
+    stage = build.stage
+    from_image = stage.parent is None and stage.base != base.SCRATCH
+    shown = [
+        step
+        for step in build.steps
+        if (from_image if step.instruction is None else isinstance(step.instruction, _SHOWN))
+    ]
+    name = "" if alone else f"{stage.name or f'stage-{stage.index}'} "
+    width = len(str(len(shown)))
+    for number, step in enumerate(shown, 1):
+        text = f"FROM {stage.base}" if step.instruction is None else step.text
+        step.vertex = f"[{name}{number:{width}}/{len(shown)}] {text}"
 
 
 async def begin(stage: StageBuild, log: Log) -> State:

@@ -29,6 +29,7 @@ from engine.build.options import Options, PruneOptions
 from engine.build.output import Log
 from engine.build.parts import Parts
 from engine.build.remote import Text
+from engine.build.reports import Report
 from engine.build.sharing import SharedSteps
 from engine.build.trees import DirectoryTree, MemoryTree, Tree
 from engine.config import Config
@@ -41,7 +42,7 @@ from engine.images.store import ImageStore
 from engine.storage.records import Records
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled
-from engine.wire.build import BuildMessage, PruneReport
+from engine.wire.build import PruneReport
 
 DEFAULT_NAMES = ("Dockerfile", "dockerfile", "Containerfile")
 DOCKERFILE_LIMIT = 16 << 20
@@ -91,15 +92,15 @@ class Builder:
             await cancelled(self._sweeping)
         await self._parts.cache.close()
 
-    def build(self, body: AsyncIterator[bytes], options: Options) -> AsyncGenerator[BuildMessage, None]:
-        """Build an image. `body`: the context, unless `options.remote` names another one. Yields
-        the output; the last `aux` has the id.
+    def build(self, body: AsyncIterator[bytes], options: Options) -> AsyncGenerator[Report, None]:
+        """Build an image. `body`: the context, unless `options.remote` names another one. The last
+        `ImageMade` has the id.
 
         If the generator is closed, the build is cancelled and leaves nothing but finished steps.
         """
         return self.build_from(lambda log: self._context(body, options, log), options)
 
-    async def build_from(self, opened: Opened, options: Options) -> AsyncGenerator[BuildMessage, None]:
+    async def build_from(self, opened: Opened, options: Options) -> AsyncGenerator[Report, None]:
         """As `build`, with a context that the caller opens."""
         opening = Log(self._parts.images.temporary)
         ready: asyncio.Future[Build] = asyncio.get_running_loop().create_future()
@@ -125,11 +126,11 @@ class Builder:
         with self._parts.images.idle.work():
             working = asyncio.create_task(work())
             try:
-                async for message in opening.read():
-                    yield message
+                async for report in opening.read():
+                    yield report
                 build = await asyncio.shield(ready)
-                async for message in build.messages():
-                    yield message
+                async for report in build.reports():
+                    yield report
                 await working
             finally:
                 await cancelled(working)

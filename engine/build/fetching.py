@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine.build.git import without_password
-from engine.build.remote import Meter, Report, is_url
+from engine.build.remote import Meter, OnTransfer, is_url
 from engine.build.trees import DIRECTORY, Entry, File, Tree
 from engine.errors import InvalidParameter, NotFound, ServerError, reason
 from engine.images.remote import Remote
@@ -52,7 +52,7 @@ class Download(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def download(
-    url: str, remote: Remote, directory: Path, report: Report, *, checksum: str = "", named: bool = True
+    url: str, remote: Remote, directory: Path, report: OnTransfer, *, checksum: str = "", named: bool = True
 ) -> AsyncIterator[Download]:
     """The file at `url`, for the time of the context manager.
 
@@ -87,7 +87,7 @@ def check_checksum(checksum: str) -> None:
 
 
 async def _received(
-    url: str, remote: Remote, spool: int, report: Report, *, named: bool
+    url: str, remote: Remote, spool: int, report: OnTransfer, *, named: bool
 ) -> tuple[Mapping[str, str], int, str, str]:
     """Download into the file: the answer's headers, the file's size, digest and name."""
     shown = without_password(url)

@@ -8,7 +8,7 @@ kept in an unnamed file, so output is never cut off and never fills the memory.
 Owns:    the file. Threads: the event loop's alone: a write or read of the file is at most `_PIECE`
          bytes, from and to the page cache.
 Raises:  ServerError when the disk is full.
-Not here: the order of logs, and the objects on the wire (`builder.py`, wire/build.py).
+Not here: the order of logs (`build.py`), what a report is (`reports.py`).
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ from pathlib import Path
 
 import msgspec
 
+from engine.build import reports
+from engine.build.reports import Notice, Output, Report
 from engine.errors import ServerError, reason
 from engine.system import files
-from engine.wire.build import BuildMessage
 
 MEMORY = 1 << 20
 """Bytes of one step's output that are kept in memory."""
 
 _PIECE = 256 * 1024
 _LENGTH = struct.Struct("<I")
-_RED, _PLAIN = "\x1b[91m", "\x1b[0m"
-"""How classic builds mark the standard error of RUN (ECMA-48, SGR)."""
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(BuildMessage).decode
+_decode = msgspec.msgpack.Decoder(Report).decode
 
 
 class _Spooled:
-    """Messages in the file, up to this place in it."""
+    """Reports in the file, up to this place in it."""
 
     __slots__ = ("end",)
     end: int
@@ -51,7 +50,7 @@ class Log:
     def __init__(self, directory: Path) -> None:
         """`directory`: for the file, if one is needed."""
         self._directory = directory
-        self._messages: list[BuildMessage | Log | _Spooled] = []
+        self._reports: list[Report | Log | _Spooled] = []
         self._size = 0
         self._file = -1
         self._file_size = 0
@@ -64,17 +63,16 @@ class Log:
 
     # --- the writer -------------------------------------------------------------------------------
 
-    def say(self, text: str) -> None:
-        """Write text of the stream, with its line ends."""
-        self.write(BuildMessage(stream=text))
+    def say(self, text: str, *, classic: bool = False) -> None:
+        """Report words of the builder, with their line end. `classic`: see `Notice`."""
+        self.write(Notice(text, classic))
 
-    def write(self, message: BuildMessage) -> None:
-        """Write one object."""
+    def write(self, report: Report) -> None:
         if self._size < MEMORY:
-            self._messages.append(message)
-            self._size += len(message.stream) + len(message.status) + len(message.progress) + 128
+            self._reports.append(report)
+            self._size += reports.size(report) + 128
         else:
-            self._spool(_encode(message))
+            self._spool(_encode(report))
         self._wake()
 
     def _spool(self, data: bytes) -> None:
@@ -89,15 +87,15 @@ class Log:
         except OSError as error:
             raise ServerError(f"keeping the output of a build step in {self._directory}: {reason(error)}") from error
         self._file_size = end  # only now: what is read never ends within an object
-        last = self._messages[-1] if self._messages else None
+        last = self._reports[-1] if self._reports else None
         if not isinstance(last, _Spooled):
             last = _Spooled()
-            self._messages.append(last)
+            self._reports.append(last)
         last.end = self._file_size
 
     def follow(self, other: Log) -> None:
         """Let the content of `other`, which another step writes, stand at this place."""
-        self._messages.append(other)
+        self._reports.append(other)
         self._wake()
 
     def close(self) -> None:
@@ -107,7 +105,7 @@ class Log:
 
     def release(self) -> None:
         """Drop what was written: the only reader has read it."""
-        self._messages.clear()
+        self._reports.clear()
         if self._file >= 0:
             os.close(self._file)
             self._file, self._file_size = -1, 0
@@ -118,26 +116,26 @@ class Log:
 
     # --- readers ----------------------------------------------------------------------------------
 
-    async def read(self) -> AsyncIterator[BuildMessage]:
-        """Everything, from the first object to the last, as soon as it is written."""
+    async def read(self) -> AsyncIterator[Report]:
+        """Everything, from the first report to the last, as soon as it is written."""
         at = offset = 0
         while True:
             changed = self._changed
-            while at < len(self._messages):
-                message = self._messages[at]
-                if isinstance(message, _Spooled):
-                    while offset < message.end:
+            while at < len(self._reports):
+                report = self._reports[at]
+                if isinstance(report, _Spooled):
+                    while offset < report.end:
                         (length,) = _LENGTH.unpack(os.pread(self._file, _LENGTH.size, offset))
                         data = os.pread(self._file, length, offset + _LENGTH.size)
                         offset += _LENGTH.size + length
                         yield _decode(data)
-                    if message is self._messages[-1]:  # it may grow
+                    if report is self._reports[-1]:  # it may grow
                         break
-                elif isinstance(message, Log):
-                    async for each in message.read():
+                elif isinstance(report, Log):
+                    async for each in report.read():
                         yield each
                 else:
-                    yield message
+                    yield report
                 at += 1
             if changed is self._changed:
                 if self._closed:
@@ -146,7 +144,7 @@ class Log:
 
 
 class Terminal:
-    """The output of a RUN step's process as text for a log: UTF-8, standard error in red."""
+    """The output of a RUN step's process as text for a log: UTF-8."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -156,7 +154,7 @@ class Terminal:
         """`stream`: 1 for standard output, 2 for standard error."""
         text = self._decoders[stream].decode(data, final)
         if text:
-            self._log.say(f"{_RED}{text}{_PLAIN}" if stream == 2 else text)
+            self._log.write(Output(stream, text))
 
     def end(self) -> None:
         """Write what is left of incomplete characters."""

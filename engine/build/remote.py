@@ -20,17 +20,17 @@ from urllib.parse import urlsplit
 from engine.build import git
 from engine.build.buildkit.session import Sessions
 from engine.build.git import Checkout, without_password
+from engine.build.reports import Transfer
 from engine.errors import InvalidParameter, ServerError
 from engine.images.progress import amount
 from engine.images.remote import Remote
 from engine.storage.compression import compression_of
-from engine.wire.build import BuildMessage
 from engine.wire.images import ProgressDetail
 
 MAX_TEXT = 4 << 20
 """Bytes of a Dockerfile."""
 
-Report = Callable[[BuildMessage], None]
+OnTransfer = Callable[[Transfer], None]
 
 _URL = re.compile(r"https?://[^/?#\s]+\S*\Z")
 _HEAD = 512
@@ -61,7 +61,7 @@ async def fetch(
     url: str,
     remote: Remote,
     directory: Path,
-    report: Report,
+    report: OnTransfer,
     *,
     keep_git_dir: bool = False,
     sessions: Sessions | None = None,
@@ -88,7 +88,7 @@ async def fetch(
 
 
 @contextlib.asynccontextmanager
-async def _opened(url: str, remote: Remote, report: Report) -> AsyncIterator[Text | Archive]:
+async def _opened(url: str, remote: Remote, report: OnTransfer) -> AsyncIterator[Text | Archive]:
     shown = without_password(url)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(remote.store.idle.work())
@@ -164,7 +164,7 @@ class Meter:
 
     _STEP, _PAUSE = 512 << 10, 0.1
 
-    def __init__(self, report: Report, name: str, action: str, total: int) -> None:
+    def __init__(self, report: OnTransfer, name: str, action: str, total: int) -> None:
         """`total`: 0 if it is not known."""
         self._report = report
         self._name = name
@@ -191,7 +191,7 @@ class Meter:
         self._shown = self._current
         detail = ProgressDetail(self._current, self._total)
         drawn = amount(self._current, self._total)
-        self._report(BuildMessage(status=self._action, progress_detail=detail, progress=drawn, id=self._name))
+        self._report(Transfer(status=self._action, progress_detail=detail, progress=drawn, id=self._name))
 
 
 # --- content --------------------------------------------------------------------------------------
@@ -250,4 +250,15 @@ def _is_tar(head: bytes) -> bool:
     return len(block) == _HEAD and stated == sum(block) - sum(block[_CHECKSUM]) + 8 * ord(" ")
 
 
-__all__ = ["MAX_TEXT", "Archive", "Fetched", "Meter", "Report", "Text", "content_type", "fetch", "is_url", "sniffed"]
+__all__ = [
+    "MAX_TEXT",
+    "Archive",
+    "Fetched",
+    "Meter",
+    "OnTransfer",
+    "Text",
+    "content_type",
+    "fetch",
+    "is_url",
+    "sniffed",
+]

@@ -11,9 +11,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 
+from engine.build.reports import Report
 from engine.errors import ServerError
 from engine.system.threads import cancelled
-from engine.wire.build import BuildMessage
 
 
 class RunningBuilds:
@@ -27,9 +27,7 @@ class RunningBuilds:
         for event in self._by_id.get(build_id, ()):
             event.set()
 
-    async def run(
-        self, build_id: str, messages: AsyncGenerator[BuildMessage, None]
-    ) -> AsyncGenerator[BuildMessage, None]:
+    async def run(self, build_id: str, messages: AsyncGenerator[Report, None]) -> AsyncGenerator[Report, None]:
         """The messages of a build, which ends with ServerError when it is cancelled."""
         event = asyncio.Event()
         self._by_id.setdefault(build_id, set()).add(event)

@@ -29,6 +29,7 @@ from engine.build.dockerfile.stages import Dockerfile, Stage
 from engine.build.options import Options
 from engine.build.output import Log
 from engine.build.parts import Parts
+from engine.build.reports import CacheHit, ImageMade, StepBegun
 from engine.build.state import State, after
 from engine.build.steps import base
 from engine.build.trees import Tree
@@ -40,7 +41,6 @@ from engine.images.instructions.records import Arg, Instruction, Label
 from engine.images.record import ImageRecord
 from engine.system import files
 from engine.system.threads import opened, uninterrupted
-from engine.wire.build import BuildMessage, BuiltImage
 from engine.wire.containers import Config
 from engine.wire.images import Platform
 
@@ -51,7 +51,7 @@ MAX_DOCUMENTS = 256 << 20
 class Step:
     """One numbered step of a build's output."""
 
-    __slots__ = ("done", "expanded", "instruction", "log", "number", "text", "total")
+    __slots__ = ("done", "expanded", "instruction", "log", "number", "text", "total", "vertex")
 
     def __init__(self, text: str, log: Log, instruction: Instruction | None = None, *, expanded: bool = False) -> None:
         """`instruction`: None for FROM and for ARG before it. `expanded`: it has no variables."""
@@ -60,12 +60,14 @@ class Step:
         self.instruction = instruction
         self.expanded = expanded
         self.number = self.total = 0
+        self.vertex = ""
+        """As in `StepBegun`."""
         self.done = False
         """Set before the log is closed, if the step succeeded."""
 
-    def title(self, numbered: bool) -> str:
-        """The line that announces the step. `numbered`: with the number of all steps."""
-        return f"Step {self.number}/{self.total} : {self.text}\n" if numbered else f"Step {self.number} : {self.text}\n"
+    def begun(self) -> StepBegun:
+        """The report that announces the step."""
+        return StepBegun(self.number, self.total, self.text, self.vertex)
 
 
 class Stages(Protocol):
@@ -260,7 +262,7 @@ class StageBuild:
                     self.site.stages.failed(step)
                     raise
                 if step is self.steps[-1] and self.state.image_id:
-                    step.log.write(BuildMessage(aux=BuiltImage(id=self.state.image_id)))
+                    step.log.write(ImageMade(self.state.image_id))
                 step.done = True
                 step.log.close()
             return self.state
@@ -275,7 +277,7 @@ class StageBuild:
             await self._run_triggers(step.log)
         else:
             await self.apply(step.instruction, step.log, expanded=step.expanded)
-        step.log.say(f" ---> {self.state.short}\n")
+        step.log.say(f" ---> {self.state.short}\n", classic=True)
 
     async def apply(self, instruction: Instruction, log: Log, *, expanded: bool = False) -> None:
         """Carry out one instruction."""
@@ -297,7 +299,7 @@ class StageBuild:
         for text in triggers:
             instruction = records.read_text(text, self.site.dockerfile.escape)
             if not self.site.options.numbered_steps:
-                log.say(f"Step 1 : {instruction.text}\n")
+                log.say(f"Step 1 : {instruction.text}\n", classic=True)
             await self.apply(instruction, log)
 
     # --- for the kinds of steps -------------------------------------------------------------------
@@ -324,7 +326,7 @@ class StageBuild:
         before, cache = self.state, self.site.parts.cache
         state = self.look_up(key, command, config, author=author, makes_layer=makes_layer)
         if state is not None:
-            log.say(" ---> Using cache\n")
+            log.write(CacheHit())
         elif make is None:
             state = after(before, key=key, config=config, command=command, author=author, epoch=self.site.epoch)
             cache.add(state, before.key, " ".join(command))
@@ -373,7 +375,7 @@ class StageBuild:
 
     def go_on(self, state: State, log: Log) -> None:
         """Go to a state that was found in the cache."""
-        log.say(" ---> Using cache\n")
+        log.write(CacheHit())
         self.state = self.site.stages.use(state)
 
     @contextlib.asynccontextmanager

@@ -64,6 +64,7 @@ from engine.build.buildkit.grpc import Connection, Handler, Stream
 from engine.build.buildkit.messages import BytesMessage, shortened
 from engine.build.buildkit.progress import Progress, Steps
 from engine.build.buildkit.session import Sessions
+from engine.build.errors import StepFailed
 from engine.build.options import PruneOptions
 from engine.build.prune import Entry
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError, Unimplemented
@@ -97,7 +98,6 @@ _CAPABILITIES = (
 )
 _EXPORTERS = frozenset(("moby", "image", "", LOCAL, TAR))
 _FILTER = re.compile(r"([a-z-]+)(?:(?:==|~=)(.*))?\Z", re.DOTALL)
-_FAILED = re.compile(r"The command '(.*)' returned a non-zero code: (\d+)\Z", re.DOTALL)
 
 
 class Parts(NamedTuple):
@@ -426,9 +426,9 @@ class Control:
                 credentials=files.credentials,
                 contexts=await files.named(builder, progress),
             )
-            async with contextlib.aclosing(files.start(builder, chosen, progress)) as messages:
-                async for message in messages:
-                    steps.take(message)
+            async with contextlib.aclosing(files.start(builder, chosen, progress)) as reports:
+                async for report in reports:
+                    steps.take(report)
                     await progress.room()
         except EngineError as error:
             words = shortened(_words(error))
@@ -458,10 +458,9 @@ class Control:
 
 def _words(error: EngineError) -> str:
     """The failure of a command in BuildKit's words, and other messages as they are."""
-    failed = _FAILED.match(error.message)
-    if failed is None:
+    if not isinstance(error, StepFailed) or not error.command:
         return error.message
-    return f'process "{failed[1]}" did not complete successfully: exit code: {failed[2]}'
+    return f'process "{error.command}" did not complete successfully: exit code: {error.exit_code}'
 
 
 def _exporter(request: SolveRequest) -> Exporter:

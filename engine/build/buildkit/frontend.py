@@ -34,6 +34,7 @@ from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
 from engine.build.options import Options, PruneOptions
 from engine.build.prune import Entry
+from engine.build.reports import Report
 from engine.build.trees import Tree
 from engine.errors import EngineError, InvalidParameter, Unimplemented
 from engine.images import reference
@@ -41,7 +42,7 @@ from engine.images.archive import ARCHITECTURE, is_digest
 from engine.images.credentials import NOBODY, Credentials
 from engine.images.instructions.records import Add, Copy, Run
 from engine.images.store import ImageStore
-from engine.wire.build import BuildMessage, PruneReport
+from engine.wire.build import PruneReport
 from engine.wire.containers import HostConfig, Ulimit
 
 _log = logging.getLogger(__name__)
@@ -67,9 +68,9 @@ ImageOf: TypeAlias = Callable[[str], Awaitable[str]]
 class Builder(Protocol):
     """The engine's builder."""
 
-    def build(self, body: AsyncIterator[bytes], options: Options, /) -> AsyncGenerator[BuildMessage, None]: ...
+    def build(self, body: AsyncIterator[bytes], options: Options, /) -> AsyncGenerator[Report, None]: ...
 
-    def build_from(self, opened: Opened, options: Options, /) -> AsyncGenerator[BuildMessage, None]: ...
+    def build_from(self, opened: Opened, options: Options, /) -> AsyncGenerator[Report, None]: ...
 
     async def usage(self) -> list[Entry]: ...
 
@@ -252,7 +253,7 @@ class Files:
     async def _session(self, name: str = "") -> Session:
         return await self._sessions.find(self._wanted.sessions.get(name, "") or self._session_id)
 
-    def start(self, builder: Builder, chosen: Options, progress: Progress) -> AsyncGenerator[BuildMessage, None]:
+    def start(self, builder: Builder, chosen: Options, progress: Progress) -> AsyncGenerator[Report, None]:
         """Begin the build. `chosen`: the options of `wanted` with what the exporter adds."""
         if chosen.remote:
             return builder.build(_nothing(), chosen)
@@ -276,9 +277,9 @@ class Files:
             directory = source.removeprefix(_LOCAL)
             steps = Steps(Progress(""))
             opened = functools.partial(self._open_named, progress, name, directory)
-            async with contextlib.aclosing(builder.build_from(opened, Options())) as messages:
-                async for message in messages:
-                    steps.take(message)
+            async with contextlib.aclosing(builder.build_from(opened, Options())) as reports:
+                async for report in reports:
+                    steps.take(report)
             found[options.context_key(name)] = steps.image_id
         return found
 

@@ -1,16 +1,16 @@
 """The progress of one build as BuildKit's clients show it: vertices with status lines and logs,
-made from the output of the engine's own builder.
+made from the reports of the engine's own builder.
 
-A step's line (`Step 2/3 : RUN x`) begins a vertex `[2/3] RUN x`, and the next one ends it. What is
-between belongs to it: output, the progress of downloads, ` ---> Using cache`.
+A step begins a vertex, and the next one ends it. What is between belongs to it: output, the
+progress of downloads, its place in the cache.
 
-A client that reads slowly slows the reading of the build's output, which the builder keeps in
+A client that reads slowly slows the reading of the build's reports, which the builder keeps in
 files. What a client misses that comes late is bounded by BACKLOG.
 
 Messages are bounded in bytes, because clients refuse larger ones (buildx: 16 MiB). Output is
 clipped as BuildKit clips it: each stream of a step may have LIMITS.
 
-Threads: the event loop's. Not here: the builder's output (`build/output.py`), gRPC.
+Threads: the event loop's. Not here: the builder's reports (`build/reports.py`), gRPC.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from engine.build.buildkit.control_messages import StatusResponse, Time, Vertex, VertexLog, VertexStatus
 from engine.build.buildkit.messages import shortened
-from engine.wire.build import BuildMessage
+from engine.build.reports import STDERR, STDOUT, CacheHit, ImageMade, Notice, Output, Report, StepBegun, Transfer
 
 BACKLOG = 10_000
 """Reports that are kept for clients that have not asked yet."""
@@ -45,15 +45,6 @@ PIECE = 64 << 10
 """Bytes of output in one report."""
 STALLED = 10.0
 """Seconds without a message after which a reader is not waited for at the end of a build."""
-
-STDOUT, STDERR = 1, 2
-_RED, _PLAIN = "\x1b[91m", "\x1b[0m"
-_STEP = re.compile(r"Step (\d+)/(\d+) : (.*?)\n?\Z", re.DOTALL)
-_QUIET = re.compile(
-    r" ---> (Running in )?[0-9a-f]{12}\n\Z| ---> \n\Z|Removing intermediate container [0-9a-f]{12}\n\Z"
-    r"|Successfully (built|tagged) [^\n]*\n\Z"
-)
-"""Lines of the classic output that have no place among vertices."""
 
 
 class Limits(NamedTuple):
@@ -301,43 +292,41 @@ class Steps:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._current: VertexProgress | None = None
-        self._number = self._total = 0
+        self._name = "[internal] prepare the build"
+        """Of the step whose reports come, if it gets a vertex only with the first of them."""
         self.image_id = ""
         """The image that was built, once it is known."""
 
-    def take(self, message: BuildMessage) -> None:
-        """One object of the builder's output."""
-        if message.aux is not None:
-            self.image_id = message.aux.id
-        elif message.stream:
-            self._take_text(message.stream)
-        elif message.status:
-            self._take_status(message)
-
-    def _take_text(self, text: str) -> None:
-        step = _STEP.match(text)
-        # what a RUN prints may look like a step, but hardly like the next one
-        if step and int(step[1]) == self._number + 1 and (not self._number or int(step[2]) == self._total):
+    def take(self, report: Report) -> None:
+        """One report of the builder."""
+        if isinstance(report, StepBegun):
             self.end()
-            self._number, self._total = int(step[1]), int(step[2])
-            self._current = self._progress.vertex(f"[{step[1]}/{step[2]}] {step[3]}")
-        elif text == " ---> Using cache\n":
-            self._vertex().cached = True
-        elif _QUIET.match(text) is None:
-            stderr = text.startswith(_RED) and text.endswith(_PLAIN)
-            text = text.removeprefix(_RED).removesuffix(_PLAIN) if stderr else text
-            self._vertex().log(text, STDERR if stderr else STDOUT)
+            self._name = report.text
+            if report.vertex:
+                self._current = self._progress.vertex(report.vertex)
+        elif isinstance(report, CacheHit):
+            if self._current is not None:
+                self._current.cached = True
+        elif isinstance(report, Output):
+            self._vertex().log(report.text, report.stream)
+        elif isinstance(report, Notice):
+            if not report.classic:
+                self._vertex().log(report.text)
+        elif isinstance(report, Transfer):
+            self._take_transfer(report)
+        elif isinstance(report, ImageMade):
+            self.image_id = report.id
 
-    def _take_status(self, message: BuildMessage) -> None:
-        detail = message.progress_detail
+    def _take_transfer(self, report: Transfer) -> None:
+        detail = report.progress_detail
         current, total = (detail.current, detail.total) if detail is not None else (0, 0)
-        name = f"{message.id}: {message.status}" if message.id else message.status
+        name = f"{report.id}: {report.status}" if report.id else report.status
         done = not total or current >= total
         self._vertex().status(name[:300], current or 0, total or 0, complete=done)
 
     def _vertex(self) -> VertexProgress:
         if self._current is None:
-            self._current = self._progress.vertex("[internal] prepare the build")
+            self._current = self._progress.vertex(self._name)
         return self._current
 
     def end(self, error: str = "") -> None:

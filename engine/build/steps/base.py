@@ -18,13 +18,13 @@ from engine.build import keys, state
 from engine.build.options import Options, context_key
 from engine.build.output import Log
 from engine.build.parts import Parts
+from engine.build.reports import Transfer
 from engine.build.state import State
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.images import platforms, reference
 from engine.images.archive import ARCHITECTURE, is_digest
 from engine.images.credentials import NOBODY
 from engine.images.record import ImageRecord
-from engine.wire.build import BuildMessage
 from engine.wire.containers import Config
 from engine.wire.images import ImageConfig, Platform
 
@@ -81,7 +81,7 @@ async def _pulled(name: str, platform: Platform | None, options: Options, parts:
     async with contextlib.aclosing(pulling.run()) as steps:
         async for progress in steps:
             log.write(
-                BuildMessage(
+                Transfer(
                     status=progress.status,
                     id=progress.id,
                     progress=progress.progress,

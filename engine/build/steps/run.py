@@ -141,7 +141,7 @@ class _Container:
             container = await self._parts.containers.create_transient(body, image, mounts=ready.mounts)
             self.id = container.id
             try:
-                self._log.say(f" ---> Running in {container.id[:12]}\n")
+                self._log.say(f" ---> Running in {container.id[:12]}\n", classic=True)
                 code, failure = await self._wait(container)
                 if code or failure:
                     await self._failed(container, code, failure)
@@ -170,14 +170,14 @@ class _Container:
         """Raises StepFailed. The container stays, to be looked at, unless `forcerm`."""
         if self._options.force_remove:
             await self._discard(container)
-            self._log.say(f"Removing intermediate container {container.id[:12]}\n")
+            self._log.say(f"Removing intermediate container {container.id[:12]}\n", classic=True)
         else:
             with contextlib.suppress(NotFound):  # removed by a client
                 await uninterrupted(self._parts.containers.keep(container))
         if failure is not None:
             raise StepFailed(failure.message, code) from failure
-        shown = " ".join(self._config.cmd or ())
-        raise StepFailed(f"The command '{shown}' returned a non-zero code: {code}", code)
+        command = " ".join(self._config.cmd or ())
+        raise StepFailed(f"The command '{command}' returned a non-zero code: {code}", code, command)
 
     async def _changes(self, container: Container, claim: Callable[[str], None]) -> str:
         """Make the layer of its changes, and remove the container with `rm`."""
@@ -192,7 +192,7 @@ class _Container:
         extraction = await images.layers.seal(ingest, self._before.top, drop=volumes)
         diff_id = await layer.commit(self._parts, below, ingest, extraction, claim)
         if self._options.remove:
-            self._log.say(f"Removing intermediate container {container.id[:12]}\n")
+            self._log.say(f"Removing intermediate container {container.id[:12]}\n", classic=True)
         return diff_id
 
     async def _discard(self, container: Container) -> None:

@@ -23,10 +23,11 @@ from engine.api.application import Application
 from engine.api.engine import Engine
 from engine.api.versions import CHANGES, Table, Version
 from engine.build.options import DEFAULT_HOST, Options, PruneOptions
+from engine.build.reports import ImageMade, Notice, Report, Transfer
 from engine.errors import Conflict, InvalidParameter, NotFound, ServerError
 from engine.http.messages import Headers, Reply, Request, StreamReply
 from engine.images.credentials import Credentials
-from engine.wire.build import BuildMessage, BuiltImage, PruneReport
+from engine.wire.build import PruneReport
 from engine.wire.containers import Ulimit
 from engine.wire.images import Platform, ProgressDetail
 from tests.unit.api.parts import engine, request
@@ -49,17 +50,17 @@ class FakeBuilder:
         self.read = b""
         self.closed = False
 
-    async def build(self, body: AsyncIterator[bytes], options: Options, /) -> AsyncGenerator[BuildMessage, None]:
+    async def build(self, body: AsyncIterator[bytes], options: Options, /) -> AsyncGenerator[Report, None]:
         self.options = options
         try:
             async for chunk in body:
                 self.read += chunk
             for text in self.texts:
-                yield BuildMessage(stream=text)
+                yield Notice(text)
             if self.error is not None:
                 raise copy.copy(self.error)  # the traceback of a parameter would keep the request
-            yield BuildMessage(aux=BuiltImage(id=IMAGE))
-            yield BuildMessage(stream="Successfully built 111111111111\n")
+            yield ImageMade(IMAGE)
+            yield Notice("Successfully built 111111111111\n")
         finally:
             self.closed = True
 
@@ -134,8 +135,8 @@ def test_aux_is_sent_to_clients_that_know_it(tmp_path: Path) -> None:
 
 
 def test_progress(tmp_path: Path) -> None:
-    async def messages(*_: Any) -> AsyncGenerator[BuildMessage, None]:
-        yield BuildMessage(status="Downloading", progress_detail=ProgressDetail(1, 2), progress="[=>]", id="abc")
+    async def messages(*_: Any) -> AsyncGenerator[Report, None]:
+        yield Transfer(status="Downloading", progress_detail=ProgressDetail(1, 2), progress="[=>]", id="abc")
 
     status, found = asked(fakes(SimpleNamespace(build=messages), tmp_path), "/build")
     assert (status, found) == (
@@ -400,9 +401,9 @@ def test_cancel(tmp_path: Path) -> None:
 
 def test_cancel_ends_the_build(tmp_path: Path) -> None:
     class Endless(FakeBuilder):
-        async def build(self, body: AsyncIterator[bytes], options: Options, /) -> AsyncGenerator[BuildMessage, None]:
+        async def build(self, body: AsyncIterator[bytes], options: Options, /) -> AsyncGenerator[Report, None]:
             try:
-                yield BuildMessage(stream="a")
+                yield Notice("a")
                 await asyncio.Event().wait()
             finally:
                 self.closed = True
@@ -426,10 +427,10 @@ def test_cancel_ends_the_build(tmp_path: Path) -> None:
 @pytest.mark.parametrize("texts", [(), ("a",)])
 def test_a_client_that_leaves_closes_the_build(texts: tuple[str, ...], query: str, tmp_path: Path) -> None:
     class Endless(FakeBuilder):
-        async def build(self, body: AsyncIterator[bytes], options: Options, /) -> AsyncGenerator[BuildMessage, None]:
+        async def build(self, body: AsyncIterator[bytes], options: Options, /) -> AsyncGenerator[Report, None]:
             try:
                 for text in texts:
-                    yield BuildMessage(stream=text)
+                    yield Notice(text)
                 await asyncio.Event().wait()
             finally:
                 await asyncio.sleep(0)

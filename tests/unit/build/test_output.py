@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from engine.build import output
 from engine.build.output import Log, Terminal
+from engine.build.reports import CacheHit, ImageMade, Notice, Output, Report, StepBegun, Transfer
 from engine.errors import ServerError
+from engine.wire.images import ProgressDetail
 
 
 async def read(log: Log) -> str:
-    return "".join([message.stream async for message in log.read()])
+    return "".join(await _texts(log))
 
 
 def test_a_reader_gets_what_is_written_before_and_after_it_begins(tmp_path: Path) -> None:
@@ -68,6 +70,27 @@ def test_output_beyond_the_memory_is_kept_in_a_file_without_a_name(tmp_path: Pat
     asyncio.run(run())
 
 
+def test_reports_of_every_type_come_back_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "MEMORY", 0)
+    reports: list[Report] = [
+        StepBegun(1, 2, "RUN x", "[1/1] RUN x"),
+        CacheHit(),
+        Output(2, "err\n"),
+        Notice("words\n", True),
+        Transfer(status="Downloading", id="a", progress="[>]", progress_detail=ProgressDetail(1, 2)),
+        ImageMade("sha256:1"),
+    ]
+
+    async def run() -> None:
+        log = Log(tmp_path)
+        for report in reports:
+            log.write(report)
+        log.close()
+        assert [report async for report in log.read()] == reports
+
+    asyncio.run(run())
+
+
 def test_an_object_that_the_disk_had_no_space_for_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         log = Log(tmp_path)
@@ -100,9 +123,10 @@ def test_text_is_the_same_however_the_bytes_arrive(pieces: list[tuple[int, bytes
             terminal.write(stream, data)
         terminal.end()
         log.close()
-        found = [message.stream async for message in log.read()]
-        red = "".join(each[5:-4] for each in found if each.startswith("\x1b[91m") and each.endswith("\x1b[0m"))
-        assert red == b"".join(data for stream, data in pieces if stream == 2).decode(errors="replace")
+        found = [report async for report in log.read() if isinstance(report, Output)]
+        for number in (1, 2):
+            text = "".join(each.text for each in found if each.stream == number)
+            assert text == b"".join(data for stream, data in pieces if stream == number).decode(errors="replace")
 
     asyncio.run(run())
 
@@ -129,4 +153,4 @@ def test_another_log_after_a_lot_of_output_has_its_place(tmp_path: Path, monkeyp
 
 
 async def _texts(log: output.Log) -> list[str]:
-    return [message.stream async for message in log.read()]
+    return [report.text async for report in log.read() if isinstance(report, Notice | Output)]

@@ -25,12 +25,12 @@ from hypothesis import strategies as st
 
 from engine.build.fetching import UNNAMED, Download, check_checksum, download, file_name, modified
 from engine.build.remote import MAX_TEXT, Archive, Meter, Text, content_type, fetch, sniffed
+from engine.build.reports import Transfer
 from engine.config import Config
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.images.idle import Idle
 from engine.images.registry import Registries
 from engine.images.remote import Remote
-from engine.wire.build import BuildMessage
 from tests.support.images.archives import Node, tar
 from tests.unit.images.test_registry import Ask, Close, Script, Server
 
@@ -45,7 +45,7 @@ class Web:
     def __init__(self, directory: Path, **config: Any) -> None:
         self.registries = Registries(Config(**config))
         self.directory = directory
-        self.said: list[BuildMessage] = []
+        self.said: list[Transfer] = []
         self.idle = Idle()
         self.remote = cast(Remote, SimpleNamespace(client=self._client, store=SimpleNamespace(idle=self.idle)))
 
@@ -391,7 +391,7 @@ def test_any_answer_has_a_known_type(stated: str, head: bytes) -> None:
 
 @given(st.lists(st.integers(0, 2 << 20), max_size=50), st.booleans())
 def test_progress_grows_and_ends_at_the_total(sizes: list[int], known: bool) -> None:
-    said: list[BuildMessage] = []
+    said: list[Transfer] = []
     total = sum(sizes)
     meter = Meter(said.append, "", "Downloading", total if known else 0)
     for size in sizes:

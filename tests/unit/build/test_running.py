@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from engine.build import output, quiet
+from engine.build.reports import ImageMade, Notice, Report
 from engine.build.running import RunningBuilds
 from engine.errors import ServerError
-from engine.wire.build import BuildMessage, BuiltImage
 from tests.support.engine.descriptors import none_left_open
 
 
@@ -24,15 +24,15 @@ class Build:
         self._endless = endless
         self.closed = False
 
-    async def run(self) -> AsyncGenerator[BuildMessage, None]:
+    async def run(self) -> AsyncGenerator[Report, None]:
         try:
             for text in self._texts:
-                yield BuildMessage(stream=text)
+                yield Notice(text)
             if self._endless:
                 await asyncio.Event().wait()
             if self._error is not None:
                 raise self._error
-            yield BuildMessage(aux=BuiltImage(id="sha256:1"))
+            yield ImageMade("sha256:1")
         finally:
             await asyncio.sleep(0)
             self.closed = True
@@ -42,8 +42,8 @@ def test_a_cancelled_build_ends_with_an_error() -> None:
     async def run() -> None:
         builds, build = RunningBuilds(), Build("a", "b", endless=True)
         messages = builds.run("x", build.run())
-        assert (await anext(messages)).stream == "a"
-        assert (await anext(messages)).stream == "b"
+        assert await anext(messages) == Notice("a")
+        assert await anext(messages) == Notice("b")
         builds.cancel("another")
         asyncio.get_running_loop().call_soon(builds.cancel, "x")
         with pytest.raises(ServerError, match="Build cancelled"):
@@ -77,10 +77,10 @@ def test_a_build_that_is_not_cancelled(error: Exception | None) -> None:
         seen = []
         try:
             async for message in builds.run("x", build.run()):
-                seen.append(message.stream)
+                seen.append(message)
         except ServerError as raised:
             assert raised is error
-        assert seen == (["a"] if error else ["a", ""])
+        assert seen == [Notice("a"), *(() if error else [ImageMade("sha256:1")])]
         assert build.closed and builds._by_id == {}
 
     asyncio.run(run())
@@ -109,7 +109,7 @@ def test_a_quiet_build_says_only_the_image(tmp_path: Path) -> None:
     async def run() -> None:
         build = Build("a", "b")
         seen = [message async for message in quiet.quiet(build.run(), tmp_path)]
-        assert seen == [BuildMessage(stream="sha256:1\n")] and build.closed
+        assert seen == [Notice("sha256:1\n")] and build.closed
 
     asyncio.run(run())
 
@@ -126,8 +126,8 @@ def test_a_quiet_build_that_fails_says_what_it_kept(
         seen = []
         with pytest.raises(ServerError, match="broken"):
             async for message in quiet.quiet(build.run(), tmp_path):
-                seen.append(message.stream)
-        assert seen == texts and build.closed
+                seen.append(message)
+        assert seen == [Notice(text) for text in texts] and build.closed
 
     with none_left_open():
         asyncio.run(run())

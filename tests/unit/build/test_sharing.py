@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.build.output import Log
+from engine.build.reports import Notice
 from engine.build.sharing import SharedSteps
 from engine.build.state import State
 from engine.errors import ServerError
@@ -38,7 +39,7 @@ class Work:
 
 async def text(log: Log) -> str:
     log.close()
-    return "".join([message.stream async for message in log.read()])
+    return "".join([report.text async for report in log.read() if isinstance(report, Notice)])
 
 
 def test_two_builds_share_one_run_and_both_show_its_output(tmp_path: Path) -> None:

@@ -16,19 +16,19 @@ from engine.build.buildkit.control_messages import DiskUsageResponse, StatusResp
 from engine.build.buildkit.messages import TEXT_BYTES, shortened
 from engine.build.buildkit.progress import Clip, Limits, Progress, Steps
 from engine.build.prune import Entry
-from engine.wire.build import BuildMessage, BuiltImage
+from engine.build.reports import STDERR, CacheHit, ImageMade, Notice, Output, Report, StepBegun, Transfer
 from engine.wire.images import ProgressDetail
 from tests.support import PATIENCE
 
 
-def collected(*messages: BuildMessage, error: str | None = None) -> tuple[list[dict[str, Any]], Steps]:
-    """The vertices that the messages make, as their client sees them at the end."""
+def collected(*reports: Report, error: str | None = None) -> tuple[list[dict[str, Any]], Steps]:
+    """The vertices that the reports make, as their client sees them at the end."""
 
     async def work() -> tuple[StatusResponse, Steps]:
         progress = Progress("ref")
         steps = Steps(progress)
-        for message in messages:
-            steps.take(message)
+        for report in reports:
+            steps.take(report)
         steps.end(error or "")
         progress.close()
         found = StatusResponse(vertexes=[], statuses=[], logs=[])
@@ -57,41 +57,36 @@ def collected(*messages: BuildMessage, error: str | None = None) -> tuple[list[d
     return list(vertices.values()), steps
 
 
-def says(*texts: str) -> list[BuildMessage]:
-    return [BuildMessage(stream=text) for text in texts]
+def began(number: int, total: int, text: str, vertex: str = "") -> StepBegun:
+    return StepBegun(number, total, text, vertex)
 
 
 def test_a_build() -> None:
     vertices, steps = collected(
-        *says(
-            *("Step 1/3 : FROM busybox\n", " ---> 0123456789ab\n"),
-            *("Step 2/3 : RUN echo a && \\\n    echo b\n", " ---> Running in 0123456789ab\n", "out\n"),
-            *("\x1b[91merr\n\x1b[0m", "Removing intermediate container 0123456789ab\n", " ---> 0123456789ab\n"),
-            *("Step 3/3 : CMD x\n", " ---> Using cache\n", " ---> 0123456789ab\n"),
-        ),
-        BuildMessage(aux=BuiltImage(id="sha256:1")),
-        BuildMessage(aux=BuiltImage(id="sha256:2")),
-        *says("Successfully built 0123456789ab\n", "Successfully tagged x:latest\n"),
+        *(began(1, 3, "FROM busybox", "[1/2] FROM busybox"), Notice(" ---> 0123456789ab\n", classic=True)),
+        *(began(2, 3, "RUN a", "[2/2] RUN a"), Notice(" ---> Running in 0123456789ab\n", classic=True), CacheHit()),
+        *(Output(1, "out\n"), Output(2, "err\n"), Notice("words\n")),
+        *(began(3, 3, "CMD x"), CacheHit(), Notice(" ---> 0123456789ab\n", classic=True)),
+        *(ImageMade("sha256:1"), ImageMade("sha256:2")),
     )
-    names = ["[1/3] FROM busybox", "[2/3] RUN echo a && \\\n    echo b", "[3/3] CMD x"]
-    assert [vertex["name"] for vertex in vertices] == names
-    assert [vertex["cached"] for vertex in vertices] == [False, False, True]
+    assert [vertex["name"] for vertex in vertices] == ["[1/2] FROM busybox", "[2/2] RUN a"]
+    assert [vertex["cached"] for vertex in vertices] == [False, True]
     assert all(vertex["ended"] and not vertex["error"] for vertex in vertices)
-    assert [vertex["logs"] for vertex in vertices] == [[], [(1, b"out\n"), (2, b"err\n")], []]
+    assert [vertex["logs"] for vertex in vertices] == [[], [(1, b"out\n"), (2, b"err\n"), (1, b"words\n")]]
     assert steps.image_id == "sha256:2"
 
 
 def test_downloads_are_status_lines() -> None:
-    def status(text: str, name: str, current: int = 0, total: int = 0) -> BuildMessage:
+    def status(text: str, name: str, current: int = 0, total: int = 0) -> Transfer:
         detail = ProgressDetail(current=current, total=total) if total else None
-        return BuildMessage(status=text, id=name, progress_detail=detail)
+        return Transfer(status=text, id=name, progress_detail=detail)
 
     (vertex,), _ = collected(
-        *says("Step 1/1 : FROM x\n"),
+        began(1, 1, "FROM x", "[1/1] FROM x"),
         status("Downloading", "layer", 1, 10),
         status("Downloading", "layer", 10, 10),
         status("Pull complete", "layer"),
-        BuildMessage(status="Status: Downloaded newer image for x"),
+        Transfer(status="Status: Downloaded newer image for x"),
     )
     assert vertex["statuses"] == [
         ("layer: Downloading", 1, 10, False),
@@ -102,21 +97,21 @@ def test_downloads_are_status_lines() -> None:
 
 
 def test_a_failure_is_at_its_step() -> None:
-    vertices, _ = collected(*says("Step 1/3 : FROM x\n", "Step 2/3 : RUN false\n"), error="it failed")
+    vertices, _ = collected(began(1, 3, "FROM x", "1"), began(2, 3, "RUN false", "2"), error="it failed")
     assert [(vertex["error"], vertex["ended"]) for vertex in vertices] == [("", True), ("it failed", True)]
 
 
-def test_output_that_looks_like_a_step_is_output() -> None:
-    vertices, _ = collected(
-        *says("Step 1/3 : FROM x\n", "Step 2/3 : RUN nested\n", "Step 1/3 : FROM y\n", "Step 3/7 : RUN z\n", "Step x\n")
-    )
-    assert [vertex["name"] for vertex in vertices] == ["[1/3] FROM x", "[2/3] RUN nested"]
-    assert b"".join(text for _, text in vertices[1]["logs"]) == b"Step 1/3 : FROM y\nStep 3/7 : RUN z\nStep x\n"
+def test_output_that_looks_like_the_builder_s_is_output() -> None:
+    texts = ("Step 2/2 : RUN evil\n", " ---> Using cache\n", "Successfully built 0123456789ab\n", "\x1b[91mred\x1b[0m")
+    (vertex,), _ = collected(began(1, 2, "RUN x", "[1/2] RUN x"), *(Output(1, text) for text in texts))
+    assert not vertex["cached"] and vertex["name"] == "[1/2] RUN x"
+    assert vertex["logs"] == [(1, text.encode()) for text in texts]
 
 
-def test_output_before_the_first_step_has_a_vertex() -> None:
-    (vertex,), _ = collected(*says("hello\n"))
-    assert vertex["logs"] == [(1, b"hello\n")] and vertex["ended"]
+def test_output_without_a_vertex_gets_one() -> None:
+    first, second = collected(Notice("hello\n"), began(1, 1, "FROM one"), Output(1, "triggered\n"))[0]
+    assert first["logs"] == [(1, b"hello\n")] and first["ended"]
+    assert (second["name"], second["logs"]) == ("FROM one", [(1, b"triggered\n")])
 
 
 def test_a_slow_reader_is_waited_for() -> None:
@@ -253,7 +248,7 @@ def test_messages_are_bounded() -> None:
         progress = Progress("ref")
         for number in range(300):
             vertex = progress.vertex(f"[{number}/300] RUN " + "n" * (1 << 20))
-            for stream in (module.STDOUT, module.STDERR):
+            for stream in (module.STDOUT, STDERR):
                 for _ in range(20):
                     vertex.log("x" * 250_000, stream)
             vertex.end("e" * (1 << 20) + ": exit code: 7")
