@@ -23,11 +23,18 @@ VERSION = 2
 cache.
 """
 
+_MANY = 1000
+"""Ports."""
+
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def key_of(parent: str, kind: str, *parts: object, config: Config | None = None) -> str:
     """The key of a step. `parts` are MessagePack types."""
+    if config is not None and config.exposed_ports and len(config.exposed_ports) > _MANY:
+        # To encode and sort 65,535 ports in one call would hold the GIL for 0.1 s.
+        ports = hashlib.sha256("\n".join(sorted(config.exposed_ports)).encode()).hexdigest()
+        parts, config = (*parts, "ports", ports), msgspec.structs.replace(config, exposed_ports=None)
     shown = {} if config is None else msgspec.to_builtins(config)
     return hashlib.sha256(_encode((VERSION, parent, kind, parts, shown))).hexdigest()
 

@@ -17,7 +17,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -37,12 +37,14 @@ from engine.errors import EngineError, InvalidParameter, NotFound, Unimplemented
 from engine.images.archive import MAX_DOCUMENT
 from engine.images.instructions import records
 from engine.images.instructions.mounts import RunMount
-from engine.images.instructions.records import Arg, Instruction, Label
+from engine.images.instructions.records import Arg, Expose, Instruction, Label
 from engine.images.record import ImageRecord
 from engine.system import files
 from engine.system.threads import opened, uninterrupted
 from engine.wire.containers import Config
 from engine.wire.images import Platform
+
+T = TypeVar("T")
 
 MAX_DOCUMENTS = 256 << 20
 """Bytes of the documents of all images that one build makes."""
@@ -256,6 +258,7 @@ class StageBuild:
         """Carry out every step. Returns the state after the last one."""
         try:
             for step in self.steps:
+                await asyncio.sleep(0)  # most steps take a millisecond and wait for nothing
                 try:
                     await self._step(step)
                 except Exception:
@@ -284,7 +287,11 @@ class StageBuild:
         if not expanded:
             variables = self.scope.variables(self.state.config.env)
             try:
-                instruction = records.expand(instruction, variables, self.site.dockerfile.escape)
+                given = instruction
+                instruction = await self.compute(
+                    lambda: records.expand(given, variables, self.site.dockerfile.escape),
+                    large=isinstance(given, Expose),
+                )
             except InvalidParameter as error:
                 raise lines.at_line(error, instruction.line, instruction.text) from error
         await self._apply(self, instruction, log)
@@ -303,6 +310,10 @@ class StageBuild:
             await self.apply(instruction, log)
 
     # --- for the kinds of steps -------------------------------------------------------------------
+
+    async def compute(self, work: Callable[[], T], *, large: bool = False) -> T:
+        """What `work` makes of the configuration: in a thread if that is `large`."""
+        return await asyncio.to_thread(work) if large or self.state.large else work()
 
     async def reach(
         self,
@@ -328,7 +339,10 @@ class StageBuild:
         if state is not None:
             log.write(CacheHit())
         elif make is None:
-            state = after(before, key=key, config=config, command=command, author=author, epoch=self.site.epoch)
+            state = await self.compute(
+                lambda: after(before, key=key, config=config, command=command, author=author, epoch=self.site.epoch),
+                large=bool(config.exposed_ports),
+            )
             cache.add(state, before.key, " ".join(command))
         else:
             making = make

@@ -29,6 +29,11 @@ DEFAULT_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 """Added to the environment of a base image without PATH."""
 
 
+_LARGE = 64 << 10
+"""Bytes of a document, and entries of a configuration, that are many."""
+_ENTRIES = 500
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The image after a step."""
 
@@ -51,6 +56,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def top(self) -> str:
         """chain_id of the topmost layer; empty without layers."""
         return self.chain_ids[-1] if self.chain_ids else ""
+
+    @property
+    def large(self) -> bool:
+        """To copy or encode its document takes more than a millisecond or two."""
+        config = self.config
+        lists = (config.env, config.labels, config.exposed_ports, config.volumes, config.on_build)
+        return len(self.raw) > _LARGE or sum(len(each or ()) for each in lists) > _ENTRIES
 
     @property
     def short(self) -> str:

@@ -60,7 +60,11 @@ async def add(
 
 def encoded(config: ImageConfig) -> bytes:
     """The document. It has `rootfs` even if the image has no layers."""
-    return msgspec.json.encode({**msgspec.to_builtins(config), "rootfs": msgspec.to_builtins(config.rootfs)})
+    raw = msgspec.json.encode(config)
+    if config.rootfs != RootFS():
+        return raw
+    # It was left out, as a default.
+    return b'%s%s"rootfs":%s}' % (raw[:-1], b"," if len(raw) > 2 else b"", msgspec.json.encode(config.rootfs))
 
 
 def check(changes: Sequence[str]) -> None:

@@ -201,13 +201,7 @@ class ImageStore:
         """Write the records (None: remove it), with `more` in one transaction, then publish them to
         readers.
         """
-        await self._records.commit(
-            *(
-                self._table.delete(image_id) if record is None else self._table.put(image_id, record)
-                for image_id, record in changed.items()
-            ),
-            *more,
-        )
+        await self._records.commit(*await asyncio.to_thread(self._changes, changed), *more)
         for image_id, record in changed.items():
             if record is None:
                 self.index.drop(image_id)
@@ -215,6 +209,13 @@ class ImageStore:
             else:
                 self._show(record)
         self.changed(changed.keys())
+
+    def _changes(self, changed: Mapping[str, ImageRecord | None]) -> list[Change]:
+        """Encode the records: those of a build with many steps have 100 MB. Blocking."""
+        return [
+            self._table.delete(image_id) if record is None else self._table.put(image_id, record)
+            for image_id, record in changed.items()
+        ]
 
     def _show(self, record: ImageRecord) -> None:
         """A committed record, to readers. A new image keeps its layers."""

@@ -60,20 +60,22 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
         quick: tuple[str, ...] = ()
         if source.key:
             names = [os.fsencode(name) for name in instruction.sources]
-            quick = (keys.key_of(parent, "copy", how, source.key, names, config=config),)
+            quick = (await stage.compute(lambda: keys.key_of(parent, "copy", how, source.key, names, config=config)),)
             found = None if stage.site.options.no_cache else stage.site.parts.cache.find(quick[0])
             if found is not None and not stage.site.options.cache_from:
                 stage.go_on(found, log)
                 return
         selection = await _select(stage, instruction, name, source.tree, borrowed, log, is_directory)
-        key = keys.key_of(parent, "copy", how, selection.digest, config=config)
+        key = await stage.compute(lambda: keys.key_of(parent, "copy", how, selection.digest, config=config))
         # Docker, too, has no blank after the flag.
         chown = f"--chown={instruction.chown}" if instruction.chown else ""
         command = commented(config, f"#(nop) {name} {chown}{selection.kind}:{selection.digest} in {path} ")
 
         async def make(_: Log, claim: Callable[[str], None]) -> State:
             diff_id = await _lay_out(stage, before, instruction, selection, path, claim)
-            return after(before, key=key, config=config, command=command, diff_id=diff_id, epoch=stage.site.epoch)
+            return await stage.compute(
+                lambda: after(before, key=key, config=config, command=command, diff_id=diff_id, epoch=stage.site.epoch)
+            )
 
         await stage.reach(key, command, config, log, make, known_as=quick)
 

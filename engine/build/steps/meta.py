@@ -25,8 +25,19 @@ from engine.build.steps import layer, owners
 from engine.containers import body
 from engine.errors import InvalidParameter
 from engine.images.instructions import effects
-from engine.images.instructions.records import Arg, Cmd, Healthcheck, Instruction, Maintainer, Shell, Volume, Workdir
+from engine.images.instructions.records import (
+    Arg,
+    Cmd,
+    Expose,
+    Healthcheck,
+    Instruction,
+    Maintainer,
+    Shell,
+    Volume,
+    Workdir,
+)
 from engine.system import files
+from engine.wire.containers import Config
 
 _NOTHING = Selection((), "dir", "")
 
@@ -46,17 +57,22 @@ async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
     elif isinstance(instruction, Volume):
         await _check_volumes(stage, instruction)
     dialect = stage.site.options.dialect
-    changed = effects.configured(config, instruction, cmd_set=stage.cmd_set)
-    if isinstance(instruction, Workdir) and dialect.users_workdir:
-        changed = msgspec.structs.replace(changed, working_dir=body.directory(changed.working_dir))
+    user = config.user if isinstance(instruction, Workdir) and dialect.users_workdir else ""
+
+    def effect() -> tuple[Config, str, str]:
+        changed = effects.configured(config, instruction, cmd_set=stage.cmd_set)
+        if isinstance(instruction, Workdir) and dialect.users_workdir:
+            changed = msgspec.structs.replace(changed, working_dir=body.directory(changed.working_dir))
+        text = effects.recorded(instruction, changed)
+        key = keys.key_of(stage.state.key, "meta", text, author, *filter(None, [user]), config=changed)
+        return changed, text, key
+
+    changed, text, key = await stage.compute(effect, large=isinstance(instruction, Expose))
     stage.cmd_set = stage.cmd_set or isinstance(instruction, Cmd)
-    text = effects.recorded(instruction, changed)
     if isinstance(instruction, Workdir):
         command = commented(config, f"#(nop) {text}")
     else:
         command = commented(changed if isinstance(instruction, Shell) else config, "#(nop) ", text)
-    user = config.user if isinstance(instruction, Workdir) and dialect.users_workdir else ""
-    key = keys.key_of(stage.state.key, "meta", text, author, *filter(None, [user]), config=changed)
     if not isinstance(instruction, Workdir):
         await stage.reach(key, command, changed, log, author=author, makes_layer=False)
         return
@@ -65,7 +81,9 @@ async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
 
     async def make(_: Log, claim: Callable[[str], None]) -> State:
         diff_id = await _make_directory(stage, before, changed.working_dir, user, claim)
-        return after(before, key=key, config=changed, command=command, diff_id=diff_id, epoch=stage.site.epoch)
+        return await stage.compute(
+            lambda: after(before, key=key, config=changed, command=command, diff_id=diff_id, epoch=stage.site.epoch)
+        )
 
     await stage.reach(key, command, changed, log, make)
 

@@ -55,10 +55,12 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
     host = _host(stage, instruction)
     network = host.network_mode if host.network_mode in ("none", "host") else "default"
     kept = ["volumes"] if config.volumes and stage.site.options.dialect.keeps_volumes else []
-    key = keys.key_of(
-        *(before.key, "run", argv, script),
-        *(environment.key, network, host.extra_hosts or (), wanted.key, *kept),
-        config=config,
+    key = await stage.compute(
+        lambda: keys.key_of(
+            *(before.key, "run", argv, script),
+            *(environment.key, network, host.extra_hosts or (), wanted.key, *kept),
+            config=config,
+        )
     )
 
     async def make(log: Log, claim: Callable[[str], None]) -> State:
@@ -74,8 +76,16 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
         )
         run = _Container(stage, before, container_config, host, log)
         diff_id = await run.run(wanted, script, claim)
-        return after(
-            before, key=key, config=config, command=recorded, diff_id=diff_id, container=run.id, epoch=stage.site.epoch
+        return await stage.compute(
+            lambda: after(
+                before,
+                key=key,
+                config=config,
+                command=recorded,
+                diff_id=diff_id,
+                container=run.id,
+                epoch=stage.site.epoch,
+            )
         )
 
     await stage.reach(key, recorded, config, log, make, with_others=_of_this_build(stage, instruction, environment))

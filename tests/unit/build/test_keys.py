@@ -52,3 +52,11 @@ def test_the_order_of_a_map_does_not_count() -> None:
 def test_a_base_is_known_by_its_id_alone() -> None:
     assert base_key("sha256:1") == base_key("sha256:1") != base_key("sha256:2")
     assert base_key("") != base_key("sha256:1")
+
+
+def test_many_ports_are_a_part_of_the_key_in_any_order() -> None:
+    ports = [f"{port}/tcp" for port in range(2000)]
+    one, other = (Config(exposed_ports=dict.fromkeys(each, {})) for each in (ports, ports[::-1]))
+    less = Config(exposed_ports=dict.fromkeys(ports[1:], {}))
+    assert key_of("", "meta", config=one) == key_of("", "meta", config=other)
+    assert len({key_of("", "meta", config=each) for each in (one, less, Config())}) == 3

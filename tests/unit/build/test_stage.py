@@ -1,17 +1,29 @@
-"""What all stages of a build share: limits of the documents that they make, and the epoch."""
+"""What all stages of a build share: limits of the documents that they make, and the epoch. And what
+runs in a thread.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine.build import stage
+from engine.build.dockerfile import lines, stages
+from engine.build.dockerfile.scope import Platforms
 from engine.build.options import Options
-from engine.build.stage import Site
+from engine.build.output import Log
+from engine.build.stage import Site, StageBuild
 from engine.build.state import State
 from engine.errors import InvalidParameter
 from engine.images.archive import MAX_DOCUMENT
+from engine.images.instructions.records import Instruction
+from engine.wire.containers import Config
+from engine.wire.images import ImageConfig
 
 ABSENT: Any = None
 
@@ -43,3 +55,50 @@ def test_an_epoch_that_is_none(text: str) -> None:
 def test_an_epoch() -> None:
     assert site(SOURCE_DATE_EPOCH="1700000000").epoch == 1_700_000_000
     assert site(SOURCE_DATE_EPOCH=None).epoch is site().epoch is None
+
+
+class Others:
+    """The other stages of a build without any."""
+
+    def use(self, state: State) -> State:
+        return state
+
+
+def stage_of(count: int) -> StageBuild:
+    """A stage of LABELs."""
+    text = "FROM scratch\n" + "".join(f"LABEL l{number}=\n" for number in range(count))
+    file = stages.read(lines.parse(text.encode()), {}, Platforms(build="linux/amd64", target="linux/amd64"))
+    parts: Any = SimpleNamespace(images=SimpleNamespace(temporary=Path("/nonexistent")))
+    others: Any = Others()
+
+    async def begin(build: StageBuild, log: Log) -> State:
+        return State(key="")
+
+    async def apply(build: StageBuild, instruction: Instruction, log: Log) -> None:
+        pass
+
+    return StageBuild(Site(parts, Options(), file, ABSENT, others), file.stages[0], begin, apply)
+
+
+def test_steps_that_wait_for_nothing_let_others_run() -> None:
+    async def work() -> None:
+        build, turns = stage_of(100), 0
+        running = asyncio.create_task(build.run())
+        while not running.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= len(build.steps)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("ports", "raw", "large"), [(500, 0, False), (501, 0, True), (0, 1 << 20, True)])
+def test_a_large_configuration_is_computed_in_a_thread(ports: int, raw: int, large: bool) -> None:
+    async def work() -> None:
+        build = stage_of(0)
+        config = Config(exposed_ports={f"{port}/tcp": {} for port in range(ports)})
+        build.state = State(key="", raw=bytes(raw), document=ImageConfig(config=config))
+        assert (await build.compute(threading.get_ident) != threading.get_ident()) is large
+        assert await build.compute(threading.get_ident, large=True) != threading.get_ident()
+
+    asyncio.run(work())

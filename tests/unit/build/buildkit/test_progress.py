@@ -16,7 +16,7 @@ from engine.build.buildkit.control_messages import DiskUsageResponse, StatusResp
 from engine.build.buildkit.messages import TEXT_BYTES, shortened
 from engine.build.buildkit.progress import Clip, Limits, Progress, Steps
 from engine.build.prune import Entry
-from engine.build.reports import STDERR, CacheHit, ImageMade, Notice, Output, Report, StepBegun, Transfer
+from engine.build.reports import STDERR, STDOUT, CacheHit, ImageMade, Notice, Output, Report, StepBegun, Transfer
 from engine.wire.images import ProgressDetail
 from tests.support import PATIENCE
 
@@ -248,7 +248,7 @@ def test_messages_are_bounded() -> None:
         progress = Progress("ref")
         for number in range(300):
             vertex = progress.vertex(f"[{number}/300] RUN " + "n" * (1 << 20))
-            for stream in (module.STDOUT, STDERR):
+            for stream in (STDOUT, STDERR):
                 for _ in range(20):
                     vertex.log("x" * 250_000, stream)
             vertex.end("e" * (1 << 20) + ": exit code: 7")
