@@ -240,7 +240,7 @@ async def begin(stage: StageBuild, log: Log) -> State:
         stage.scope = site.stages.scope_of(wanted.parent).following()
         return base.with_path(found)
     found = base.empty(stage.platform)
-    if wanted.base != base.SCRATCH:
+    if base.named(wanted.base, site.options) != base.SCRATCH:
         found = base.of_image(await site.image(wanted.base, stage.platform, log))
     if site.epoch is not None:  # it changes the times of all that is made on the base
         found = msgspec.structs.replace(found, key=keys.key_of(found.key, "epoch", site.epoch))

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import posixpath
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from urllib.parse import urlsplit
 
 from engine.build import context, prune, remote
 from engine.build.build import Build
@@ -25,7 +27,7 @@ from engine.build.caches import Caches
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
 from engine.build.git import Checkout
-from engine.build.options import Options, PruneOptions
+from engine.build.options import Options, PruneOptions, context_key
 from engine.build.output import Log
 from engine.build.parts import Parts
 from engine.build.remote import Text
@@ -98,7 +100,7 @@ class Builder:
 
         If the generator is closed, the build is cancelled and leaves nothing but finished steps.
         """
-        return self.build_from(lambda log: self._context(body, options, log), options)
+        return self.build_from(lambda log: self.context(body, options, log), options)
 
     async def build_from(self, opened: Opened, options: Options) -> AsyncGenerator[Report, None]:
         """As `build`, with a context that the caller opens."""
@@ -139,10 +141,11 @@ class Builder:
     # --- the context ------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def _context(
+    async def context(
         self, body: AsyncIterator[bytes], options: Options, log: Log
     ) -> AsyncIterator[tuple[Tree, bytes]]:
-        """The context, and the Dockerfile in it."""
+        """The context of `build`, and its Dockerfile."""
+        given = options.content
         images = self._parts.images
         async with contextlib.AsyncExitStack() as stack:
             archive = body
@@ -156,16 +159,26 @@ class Builder:
                     )
                 )
                 if isinstance(fetched, Text):
-                    yield MemoryTree({}), fetched.content
+                    name = posixpath.basename(urlsplit(options.remote).path)
+                    yield (
+                        (MemoryTree({}), fetched.content)
+                        if given is None
+                        else (
+                            MemoryTree({name: fetched.content} if name else {}),
+                            given,
+                        )
+                    )
                     return
                 if isinstance(fetched, Checkout):
-                    yield await images.layers.work(_checked_out, fetched.root, options.dockerfile)
+                    yield await images.layers.work(_checked_out, fetched.root, options.dockerfile, given)
                     return
                 archive = fetched.body
             received = await context.receive(archive, images.temporary, images.layers, links_out=True)
             stack.push_async_callback(received.close)
-            name = find_dockerfile(received, options.dockerfile)
-            raw = await images.layers.work(_read, received, name)
+            name, raw = options.dockerfile, given
+            if raw is None:
+                name = find_dockerfile(received, options.dockerfile)
+                raw = await images.layers.work(_read, received, name)
             await images.layers.work(received.drop_ignored, name)
             yield received, raw
 
@@ -184,6 +197,8 @@ class Builder:
             )
 
         dockerfile = await asyncio.to_thread(read)
+        if options.contexts:
+            dockerfile = stages.replaced(dockerfile, lambda name: context_key(name) in options.contexts)
         build = Build(self._parts, options, dockerfile, tree)
         for warning in dockerfile.warnings:
             log.say(f"[Warning] {warning}\n")
@@ -228,10 +243,12 @@ def _inside(name: str) -> str:
     return "/".join(parts)
 
 
-def _checked_out(root: int, name: str) -> tuple[Tree, bytes]:
-    """The context in a checkout's directory. Its Dockerfile may be one that `.dockerignore`
-    excludes.
+def _checked_out(root: int, name: str, given: bytes | None) -> tuple[Tree, bytes]:
+    """The context in a checkout's directory, and the Dockerfile: the one `given`, or one of the
+    directory, which `.dockerignore` may exclude.
     """
+    if given is not None:
+        return context.of_directory(root, ""), given
     whole = DirectoryTree(root)
     path = find_dockerfile(whole, name)
     return context.of_directory(root, path), _read(whole, path)

@@ -401,7 +401,7 @@ class StageBuild:
         other = stages.referred(site.dockerfile, self.stage, name)
         if other is not None:
             state = await site.stages.result_of(other.index, self.index, log)
-        elif name.lower() == base.SCRATCH:
+        elif base.named(name, site.options).lower() == base.SCRATCH:
             state = base.empty(None)
         else:
             state = base.of_image(await site.image(name, self.platform, log))

@@ -22,6 +22,7 @@ import pytest
 from tests.support import PATIENCE
 from tests.support.builds import sessions
 from tests.support.builds.buildx import BRIDGE, CONTROL, Build, Built, dockerfile, shown
+from tests.support.builds.repositories import Repository, smart
 from tests.support.builds.sessions import Caller, Failure, Node, every, field, fields
 from tests.support.engine import client
 from tests.support.engine.harness import TempEngine, until
@@ -140,12 +141,36 @@ def test_named_contexts(builder: TempEngine) -> None:
         built = Build(builder.socket, directories, options=options).result()
         assert built.image_id and built.vertices[-2].cached is cached, built
         assert cached or built.vertices[-2].log == f"{word}.dockerignore\na\nc\n".encode()
-    named = dockerfile("FROM busybox AS extra\nFROM extra\n")
-    refused = Build(builder.socket, named | {"extra": {}}, options=options).result()
-    assert refused.failure is not None
-    assert refused.failure.message == "named context 'extra' in place of a stage is not supported"
     missing = Build(builder.socket, dockerfile("FROM busybox\n"), options={"context:x": "local:x"}).result()
     assert missing.failure is not None and "no access allowed to dir x" in missing.failure.message
+
+
+def test_named_contexts_in_place_of_stages(builder: TempEngine) -> None:
+    """The stage's own instructions are not run. `scratch` is the empty root."""
+    text = (
+        "FROM busybox AS Extra\nRUN exit 3\nFROM busybox AS empty\nRUN exit 4\n"
+        f"FROM extra AS other\nFROM busybox\nCOPY --from=extra b /a\nCOPY --from=other a /b\n"
+        f"RUN --mount=from=empty,target=/m : {unique()}; ls -A /m; cat a b\n"
+    )
+    options = {"context:extra": "local:extra", "context:empty": "docker-image://scratch"}
+    directories = dockerfile(text) | {"extra": {"a": b"A", "b": b"B"}}
+    built = Build(builder.socket, directories, options=options).result()
+    assert built.failure is None and built.vertices[-2].log == b"BA", built
+    options["context:extra"] = "docker-image://busybox"
+    text = f"FROM empty\nCOPY Dockerfile /\nFROM busybox AS extra\nRUN exit 5\nFROM extra\nRUN : {unique()}\n"
+    assert Build(builder.socket, dockerfile(text), options=options).result().image_id
+
+
+def test_files_of_a_repository_and_the_client_s_dockerfile(builder: TempEngine, tmp_path: Path) -> None:
+    repository = Repository(tmp_path, "r")
+    word = unique()
+    repository.commit({"Dockerfile": b"FROM nothing\n", "a": word.encode(), "b": b"", ".dockerignore": b"b\n"})
+    text = "FROM busybox\nCOPY . /x\nCOPY --from=extra a /y\nRUN ls /x; cat /x/a /y\n"
+    with smart(tmp_path) as url:
+        options = {"context": f"{url}/r.git", "dockerfilekey": "dockerfile", "context:extra": f"{url}/r.git"}
+        built = Build(builder.socket, {"dockerfile": {"Dockerfile": text.encode()}}, options=options).result()
+    assert built.failure is None, built
+    assert built.vertex("[4/4] RUN ls /x; cat /x/a /y").log == f"Dockerfile\na\n{word}{word}".encode()
 
 
 def test_a_build_that_begins_with_the_result_of_another(builder: TempEngine) -> None:
@@ -322,7 +347,7 @@ def test_a_dockerfile_that_is_missing(builder: TempEngine) -> None:
     ("given", "words"),
     [
         ({"frontend": "gateway.v0", "options": {"source": "my/frontend"}}, "frontend 'my/frontend' is not supported"),
-        ({"options": {"context:x": "oci-layout://x"}}, "named context 'x': only directories, images and targets"),
+        ({"options": {"context:x": "oci-layout://x"}}, "named context 'x': only directories, images, targets"),
         ({"options": {"context:x": "input:x"}}, "named context 'x': its input is missing"),
         ({"inputs": {"x": field(1, b"")}}, "builds of LLB are not supported"),
         ({"options": {"requestid": "frontend.outline"}}, "request 'frontend.outline'"),
@@ -424,9 +449,17 @@ def test_secrets(builder: TempEngine) -> None:
         f"FROM busybox\nRUN --mount=type=secret,id=t echo {unique()}; md5sum </run/secrets/t; "
         "stat -c %a /run/secrets/t\n"
         "RUN --mount=type=secret,id=other test ! -e /run/secrets/other\nRUN test ! -e /run/secrets/t\n"
+        f'RUN --mount=type=secret,id=raw,env=RAW : {unique()}; echo "$RAW"\n'
     )
-    built = build(builder, text, services=sessions.of_secrets({"t": secret}))
+    # The runtime's configuration is JSON, in which Go puts U+FFFD for a byte that is not UTF-8.
+    known = {"t": secret, "raw": b"a\xffb\xe2\x82", "null": b"a\0b"}
+    built = build(builder, text, services=sessions.of_secrets(known))
     assert built.failure is None
+    assert built.vertices[-2].log == "a\ufffdb\ufffd\ufffd\n".encode()
+    refused = build(
+        builder, "FROM busybox\nRUN --mount=type=secret,id=null,env=N x\n", services=sessions.of_secrets(known)
+    )
+    assert refused.failure is not None and "secret null: a variable cannot have a null byte" in refused.failure.message
     (log,) = [vertex.log for vertex in built.vertices if "md5sum" in vertex.name]
     assert log.splitlines()[2] == b"400"
     image = files_of(builder)

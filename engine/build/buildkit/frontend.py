@@ -25,7 +25,9 @@ from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from engine.build import context, options
+import msgspec
+
+from engine.build import context, git, options
 from engine.build.buildkit.progress import Progress, Steps, VertexProgress
 from engine.build.buildkit.services import Session
 from engine.build.buildkit.session import Sessions
@@ -33,7 +35,9 @@ from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
 from engine.build.options import Options, PruneOptions
+from engine.build.output import Log
 from engine.build.prune import Entry
+from engine.build.remote import is_url
 from engine.build.reports import Report
 from engine.build.trees import Tree
 from engine.errors import EngineError, InvalidParameter, Unimplemented
@@ -57,7 +61,7 @@ _NAMED = b"FROM scratch\nCOPY . /\n"
 """A named context that is a directory becomes an image."""
 _HUB_HOST = "registry-1.docker.io"
 
-Opened: TypeAlias = Callable[[object], AbstractAsyncContextManager[tuple[Tree, bytes]]]
+Opened: TypeAlias = Callable[[Log], AbstractAsyncContextManager[tuple[Tree, bytes]]]
 """Opens a context and reads its Dockerfile."""
 
 
@@ -71,6 +75,10 @@ class Builder(Protocol):
     def build(self, body: AsyncIterator[bytes], options: Options, /) -> AsyncGenerator[Report, None]: ...
 
     def build_from(self, opened: Opened, options: Options, /) -> AsyncGenerator[Report, None]: ...
+
+    def context(
+        self, body: AsyncIterator[bytes], options: Options, log: Log, /
+    ) -> AbstractAsyncContextManager[tuple[Tree, bytes]]: ...
 
     async def usage(self) -> list[Entry]: ...
 
@@ -87,11 +95,14 @@ class Wanted(NamedTuple):
     """Name of the client's directory."""
     dockerfile: str
     """Name of the client's directory with the Dockerfile."""
+    own_dockerfile: bool
+    """The Dockerfile is the client's although the context is not."""
     url: str
     """Of the context, instead of a directory of the client."""
     named: dict[str, str]
     """Contexts that stand for images in the Dockerfile: `local:` with the name of a directory of
-    the client, `docker-image://` with the name of an image, or `input:` with the name of a result.
+    the client, `docker-image://` with the name of an image, `input:` with the name of a result, or
+    the URL of a repository or an archive.
     """
     inputs: dict[str, str]
     """Results of other builds, by name."""
@@ -135,6 +146,7 @@ def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[
         filename=filename,
         context=given.get("contextkey", "") or "context",
         dockerfile=given.get("dockerfilekey", "") or "dockerfile",
+        own_dockerfile=bool(url) and "dockerfilekey" in given,
         url=url,
         named=_with_prefix(given, "context:"),
         inputs=dict(inputs or {}),
@@ -146,8 +158,10 @@ def _check_context(name: str, source: str, inputs: Mapping[str, str]) -> None:
     """Raises Unimplemented for a named context of another kind, InvalidParameter for an input that
     the client has not sent.
     """
-    if not source.startswith((_LOCAL, _IMAGE, _INPUT)):
-        raise Unimplemented(f"named context {name[:200]!r}: only directories, images and targets are supported")
+    if not source.startswith((_LOCAL, _IMAGE, _INPUT)) and not _fetched(source):
+        raise Unimplemented(
+            f"named context {name[:200]!r}: only directories, images, targets, repositories and archives are supported"
+        )
     if source.startswith(_INPUT) and source.removeprefix(_INPUT) not in inputs:
         raise InvalidParameter(f"named context {name[:200]!r}: its input is missing")
 
@@ -167,8 +181,6 @@ def _check(given: Mapping[str, str], frontend: str, inputs: Mapping[str, str]) -
             _check_context(name.removeprefix("context:"), given[name], inputs)
         if name == "attest:sbom":
             raise Unimplemented("SBOM attestations are not supported")
-    if given.get("context") and "dockerfilekey" in given:
-        raise Unimplemented("a Dockerfile of the client with a context from elsewhere is not supported")
 
 
 def _with_prefix(given: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -202,6 +214,11 @@ def _ulimits(text: str) -> list[Ulimit]:
         except ValueError:
             raise InvalidParameter(f"invalid value for ulimit: {each[:100]!r}") from None
     return found
+
+
+def _fetched(url: str) -> bool:
+    """True if the engine fetches the files that the URL names."""
+    return git.source_of_context(url) is not None or is_url(url)
 
 
 def _upload_path(url: str) -> str:
@@ -255,11 +272,12 @@ class Files:
 
     def start(self, builder: Builder, chosen: Options, progress: Progress) -> AsyncGenerator[Report, None]:
         """Begin the build. `chosen`: the options of `wanted` with what the exporter adds."""
-        if chosen.remote:
-            return builder.build(_nothing(), chosen)
-        if self._wanted.url:
-            return builder.build(self._upload(), chosen)
-        return builder.build_from(lambda _: self._open(progress, chosen), chosen)
+        if not self._wanted.url:
+            return builder.build_from(lambda _: self._open(progress, chosen), chosen)
+        body = _nothing() if chosen.remote else self._upload()
+        if self._wanted.own_dockerfile:
+            return builder.build_from(lambda log: self._open_remote(builder, body, progress, chosen, log), chosen)
+        return builder.build(body, chosen)
 
     async def named(self, builder: Builder, progress: Progress) -> dict[str, str]:
         """The images that the named contexts stand for. A directory is made one, from the cache
@@ -274,9 +292,12 @@ class Files:
                 result_id = self._wanted.inputs[source.removeprefix(_INPUT)]
                 found[options.context_key(name)] = await self._image_of(result_id)
                 continue
-            directory = source.removeprefix(_LOCAL)
             steps = Steps(Progress(""))
-            opened = functools.partial(self._open_named, progress, name, directory)
+            opened: Opened
+            if source.startswith(_LOCAL):
+                opened = functools.partial(self._open_named, progress, name, source.removeprefix(_LOCAL))
+            else:
+                opened = functools.partial(self._fetch_named, builder, progress, name, source)
             async with contextlib.aclosing(builder.build_from(opened, Options())) as reports:
                 async for report in reports:
                     steps.take(report)
@@ -285,7 +306,7 @@ class Files:
 
     @contextlib.asynccontextmanager
     async def _open_named(
-        self, progress: Progress, name: str, directory: str, _: object
+        self, progress: Progress, name: str, directory: str, _: Log
     ) -> AsyncIterator[tuple[Tree, bytes]]:
         with _vertex(progress, f"[context {name}] load from client") as vertex:
             ignored = (await self._small(directory, ".dockerignore")).get(".dockerignore", b"")
@@ -294,6 +315,16 @@ class Files:
             yield received, _NAMED
         finally:
             await received.close()
+
+    @contextlib.asynccontextmanager
+    async def _fetch_named(
+        self, builder: Builder, progress: Progress, name: str, url: str, log: Log
+    ) -> AsyncIterator[tuple[Tree, bytes]]:
+        chosen = Options(remote=url, content=_NAMED, session=self._session_id)
+        async with contextlib.AsyncExitStack() as stack:
+            with _vertex(progress, f"[context {name}] {git.without_password(url)}"):
+                found = await stack.enter_async_context(builder.context(_nothing(), chosen, log))
+            yield found
 
     async def _receive(self, directory: str, ignored: bytes, vertex: VertexProgress) -> context.Context:
         """A directory of the client, without the files that it ignores."""
@@ -313,19 +344,11 @@ class Files:
     @contextlib.asynccontextmanager
     async def _open(self, progress: Progress, chosen: Options) -> AsyncIterator[tuple[Tree, bytes]]:
         wanted = self._wanted
-        name = wanted.filename
-        with _vertex(progress, f"[internal] load build definition from {posixpath.basename(name)}") as vertex:
-            found = await self._small(wanted.dockerfile, name, f"{name}.dockerignore", name.lower())
-            raw = found.get(name, found.get(name.lower()))
-            if raw is None:
-                raise InvalidParameter(f"failed to read dockerfile: open {name}: no such file or directory")
-            vertex.status(f"transferring dockerfile: {_size(len(raw))}", complete=True)
+        raw, ignored = await self._definition(progress)
         with _vertex(progress, "[internal] load .dockerignore") as vertex:
-            ignored = found.get(f"{name}.dockerignore")
             if ignored is None:
                 ignored = (await self._small(wanted.context, ".dockerignore")).get(".dockerignore", b"")
             vertex.status(f"transferring context: {_size(len(ignored))}", complete=True)
-        await asyncio.to_thread(_check_names, raw, chosen)
         await self._ask_credentials(raw, chosen)
         with _vertex(progress, "[internal] load build context") as vertex:
             received = await self._receive(wanted.context, ignored, vertex)
@@ -333,6 +356,26 @@ class Files:
             yield received, raw
         finally:
             await received.close()
+
+    @contextlib.asynccontextmanager
+    async def _open_remote(
+        self, builder: Builder, body: AsyncIterator[bytes], progress: Progress, chosen: Options, log: Log
+    ) -> AsyncIterator[tuple[Tree, bytes]]:
+        raw, _ = await self._definition(progress)
+        await self._ask_credentials(raw, chosen)
+        async with builder.context(body, msgspec.structs.replace(chosen, content=raw), log) as found:
+            yield found
+
+    async def _definition(self, progress: Progress) -> tuple[bytes, bytes | None]:
+        """The client's Dockerfile, and the file of its own with what it ignores."""
+        name = self._wanted.filename
+        with _vertex(progress, f"[internal] load build definition from {posixpath.basename(name)}") as vertex:
+            found = await self._small(self._wanted.dockerfile, name, f"{name}.dockerignore", name.lower())
+            raw = found.get(name, found.get(name.lower()))
+            if raw is None:
+                raise InvalidParameter(f"failed to read dockerfile: open {name}: no such file or directory")
+            vertex.status(f"transferring dockerfile: {_size(len(raw))}", complete=True)
+        return raw, found.get(f"{name}.dockerignore")
 
     async def _small(self, directory: str, *names: str) -> dict[str, bytes]:
         """The content of a few files, those of them that exist; links are followed."""
@@ -365,16 +408,6 @@ class Files:
 def _parsed(raw: bytes, chosen: Options) -> stages.Dockerfile:
     own = f"linux/{ARCHITECTURE}"
     return stages.read(lines.parse(raw), chosen.arguments, Platforms(build=own, target=own))
-
-
-def _check_names(raw: bytes, chosen: Options) -> None:
-    """Raises Unimplemented if a stage has the name of a named context. Blocking."""
-    if not chosen.contexts:
-        return
-    with contextlib.suppress(InvalidParameter):  # the build reports it
-        for stage in _parsed(raw, chosen).stages:
-            if stage.name and options.context_key(stage.name) in chosen.contexts:
-                raise Unimplemented(f"named context {stage.name!r} in place of a stage is not supported")
 
 
 def registries(raw: bytes, chosen: Options, others: Iterable[str] = ()) -> set[str]:

@@ -7,7 +7,7 @@ Raises: InvalidParameter that names the line and the instruction.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -121,6 +121,21 @@ def _stage(instruction: From, line: Line, before: Sequence[Stage], arguments: Ar
     )
 
 
+def replaced(dockerfile: Dockerfile, is_image: Callable[[str], bool]) -> Dockerfile:
+    """The same file, where images stand for the stages whose names `is_image` knows: these begin
+    with the image of their name, and have no instructions.
+    """
+    return msgspec.structs.replace(
+        dockerfile,
+        stages=tuple(
+            msgspec.structs.replace(stage, base=stage.name, parent=None, platform="", instructions=())
+            if stage.name and is_image(stage.name)
+            else stage
+            for stage in dockerfile.stages
+        ),
+    )
+
+
 def referred(dockerfile: Dockerfile, stage: Stage, name: str) -> Stage | None:
     """The stage that `--from=name` in `stage` means, by its name or number. None: an image of that
     name, or the build's context when it is empty.
@@ -212,4 +227,4 @@ def _origins(instruction: Instruction) -> list[str]:
     return []
 
 
-__all__ = ["SCRATCH", "Dockerfile", "Stage", "needed", "read", "referred", "target_index"]
+__all__ = ["SCRATCH", "Dockerfile", "Stage", "needed", "read", "referred", "replaced", "target_index"]

@@ -54,11 +54,15 @@ def with_path(base: State) -> State:
     return msgspec.structs.replace(base, document=msgspec.structs.replace(base.document, config=config, author=""))
 
 
+def named(name: str, options: Options) -> str:
+    """The image that stands for a name; `scratch` may stand for one, too."""
+    return options.contexts.get(context_key(name), name) if options.contexts else name
+
+
 async def resolve(name: str, platform: Platform | None, options: Options, parts: Parts, log: Log) -> ImageRecord:
     """The image of that name, pulled if it is missing or `options.pull` asks for it."""
     record = None
-    if options.contexts:
-        name = options.contexts.get(context_key(name), name)
+    name = named(name, options)
     if not options.pull or is_digest(name):
         with contextlib.suppress(NotFound):
             record = parts.images.get(name, None if is_digest(name) else platform)
@@ -95,4 +99,4 @@ def _words(document: ImageConfig) -> tuple[str, str, str]:
     return document.os, document.architecture, document.variant
 
 
-__all__ = ["SCRATCH", "empty", "of_image", "resolve"]
+__all__ = ["SCRATCH", "empty", "named", "of_image", "resolve"]

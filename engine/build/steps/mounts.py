@@ -30,6 +30,7 @@ from engine.build.output import Log
 from engine.build.stage import StageBuild
 from engine.containers.extra_mounts import Bind, ExtraMount, File, Tmpfs, Variable
 from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
+from engine.images.instructions import words
 from engine.images.instructions.mounts import RunMount
 from engine.system import files
 from engine.system.threads import opened
@@ -229,7 +230,11 @@ async def _secret(stage: StageBuild, mount: RunMount, target: str, ready: Ready)
             raise NotFound(f"RUN --mount=type=secret: secret {mount.id}: not found")
         return
     if mount.env:
-        ready.mounts.append(Variable(name=mount.env, value=content.decode(errors="surrogateescape")))
+        if b"\0" in content:
+            raise InvalidParameter(f"RUN --mount=type=secret: secret {mount.id}: a variable cannot have a null byte")
+        # The runtime reads JSON, which has no other bytes.
+        value = words.readable(content.decode(errors="surrogateescape"))
+        ready.mounts.append(Variable(name=mount.env, value=value))
     if mount.target or not mount.env:
         path = target if mount.target else SECRET_FILE.format(mount.id)
         mode = 0o400 if mount.mode is None else mount.mode

@@ -56,7 +56,7 @@ def test_a_base_is_known_by_its_id_alone() -> None:
 
 def test_many_ports_are_a_part_of_the_key_in_any_order() -> None:
     ports = [f"{port}/tcp" for port in range(2000)]
-    one, other = (Config(exposed_ports=dict.fromkeys(each, {})) for each in (ports, ports[::-1]))
-    less = Config(exposed_ports=dict.fromkeys(ports[1:], {}))
+    one, other = (Config(exposed_ports={key: {} for key in each}) for each in (ports, ports[::-1]))
+    less = Config(exposed_ports={key: {} for key in ports[1:]})
     assert key_of("", "meta", config=one) == key_of("", "meta", config=other)
     assert len({key_of("", "meta", config=each) for each in (one, less, Config())}) == 3

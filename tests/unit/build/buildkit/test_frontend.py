@@ -88,6 +88,12 @@ def test_contexts_from_elsewhere() -> None:
     upload = read(context="http://buildkit-session/abc")
     assert upload.options.remote == "" and upload.url == "http://buildkit-session/abc"
     assert frontend._upload_path(upload.url) == "/abc"
+    assert not git.own_dockerfile and read(context=git.url, dockerfilekey="d").own_dockerfile
+
+
+@pytest.mark.parametrize("url", ["https://x/y.git#main:dir", "git@x:y.git", "https://x/y.tar"])
+def test_named_contexts_from_elsewhere(url: str) -> None:
+    assert frontend.read({"context:base": url}, DOCKERFILE_V0, "10.0.0.1").named == {"base": url}
 
 
 @pytest.mark.parametrize(
@@ -105,14 +111,13 @@ def test_the_frontend_as_an_image(source: str) -> None:
         (GATEWAY, {"source": "docker/dockerfile:1\n"}, Unimplemented, "is not supported"),
         (DOCKERFILE_V0, {"requestid": "frontend.outline"}, Unimplemented, "request 'frontend.outline'"),
         (DOCKERFILE_V0, {"context:base": "input:base"}, InvalidParameter, "named context 'base': its input is missing"),
-        (DOCKERFILE_V0, {"context:base": "https://x/y.git"}, Unimplemented, "named context 'base'"),
+        (DOCKERFILE_V0, {"context:base": "oci-layout://x"}, Unimplemented, "named context 'base'"),
         (DOCKERFILE_V0, {"attest:sbom": ""}, Unimplemented, "SBOM"),
         (DOCKERFILE_V0, {"platform": "linux/amd64,linux/arm64"}, Unimplemented, "one platform"),
         (DOCKERFILE_V0, {"shm-size": "1k"}, InvalidParameter, "shm-size: '1k'"),
         (DOCKERFILE_V0, {"ulimit": "nofile=x"}, InvalidParameter, "ulimit: 'nofile=x'"),
         (DOCKERFILE_V0, {"platform": "windows/amd64"}, InvalidParameter, "windows"),
         (DOCKERFILE_V0, {"add-hosts": "nothing"}, InvalidParameter, "nothing"),
-        (DOCKERFILE_V0, {"context": "https://x/y.git", "dockerfilekey": "d"}, Unimplemented, "context from elsewhere"),
     ],
 )
 def test_what_is_refused(name: str, given: dict[str, str], kind: type[EngineError], words: str) -> None:
