@@ -55,6 +55,8 @@ class Piece(NamedTuple):
     """The single file is an archive, whose members are copied in its place (ADD)."""
     owners: bool = False
     """The entries keep their owners (COPY --from)."""
+    top: Entry | None = None
+    """The directory whose content it is, if it has a time."""
 
 
 class Selection(NamedTuple):
@@ -85,6 +87,7 @@ def select(
     owners: bool = False,
     patterns: bool = True,
     may_be_empty: bool = False,
+    archives_merge: bool = False,
     destination_is_directory: bool,
 ) -> Selection:
     """Choose files by COPY's rules: wildcards, contents of directories, links followed.
@@ -92,7 +95,8 @@ def select(
     `unpack`: archives among the files are unpacked (ADD). `owners`: the files keep their owners
     (COPY --from), which belong to the digest then. `destination_is_directory`: it ends with
     `/`, which several sources need. `patterns`: sources may have wildcards. `may_be_empty`: these
-    may match nothing, in a directory that exists.
+    may match nothing, in a directory that exists. `archives_merge`: one pattern may match several
+    archives whatever the destination is.
     Raises NotFound for a name that does not exist.
     """
     choice = _Choice(tree, Patterns(exclude), unpack=unpack, owners=owners, patterns=patterns)
@@ -105,7 +109,9 @@ def select(
     if not choice.pieces and not choice.excluded and not choice.empty:
         raise InvalidParameter("No source files were specified")
     # As with BuildKit, directories that one pattern matches are merged.
-    merged = parents or (len(sources) == 1 and all(not piece.single for piece in choice.pieces))
+    merged = parents or (
+        len(sources) == 1 and all(not piece.single or (archives_merge and piece.unpack) for piece in choice.pieces)
+    )
     return _selection(choice.pieces, instruction, destination_is_directory=destination_is_directory or merged)
 
 
@@ -188,7 +194,8 @@ class _Choice:
         if entry.kind != DIRECTORY and self._exclude.excluded(name):
             self.excluded = True
         elif entry.kind == DIRECTORY:
-            self.pieces.append(Piece(self._tree, tuple(self._below(entry.path, "")), owners=self._owners))
+            top = entry if entry.path else None
+            self.pieces.append(Piece(self._tree, tuple(self._below(entry.path, "")), owners=self._owners, top=top))
         else:
             archive = self._unpack and entry.kind == FILE and is_archive(self._tree, entry)
             self.pieces.append(Piece(self._tree, ((name, entry),), True, archive, self._owners))
@@ -488,12 +495,15 @@ class Stream:
         now: int,
         epoch: int | None = None,
         keeps_kinds: bool = False,
+        keeps_times: bool = False,
+        owns_members: bool = False,
     ) -> None:
         """`root`: as for `destination`; members of archives follow its links. `keeps_kinds`: refuse
         to replace a directory of the root by something else, and something else by a directory.
+        `keeps_times`: the destination gets the time of the directory whose content is copied.
 
-        `owner`: of everything but members of archives, which have their own (`--chown`); None means
-        0:0, or each entry's own where the selection keeps them. `chmod`: octal digits or symbolic
+        `owner`: of everything but members of archives, which have their own unless `owns_members`
+        (`--chown`); None means 0:0, or each entry's own where the selection keeps them. `chmod`: octal digits or symbolic
         modes, not for members of archives. `now`: nanoseconds, the time of new directories.
         `epoch`: seconds of SOURCE_DATE_EPOCH, later times become this one.
         """
@@ -503,7 +513,11 @@ class Stream:
         self._root = root
         self._place = place
         self._owner = owner
+        self._members_owner = owner if owns_members else None
         self._mode = _mode_change(chmod) if chmod else None
+        self._parents_mode = int(chmod, 8) & 0o777 if _OCTAL.fullmatch(chmod) else 0o755
+        tops = [piece.top.mtime for piece in selection.pieces if piece.top is not None]
+        self._top_time = tops[-1] if tops and keeps_times else None
         self._latest = None if epoch is None else epoch * 10**9
         self._prefix = place.path + "/" if place.path else ""
         self._kinds = _Kinds(root) if keeps_kinds and root >= 0 else None
@@ -579,14 +593,17 @@ class Stream:
     def _all(self, selection: Selection, now: int) -> Iterator[bool]:
         """Put entries into the assembly; each item says that some were put."""
         unpacks = selection.pieces and all(piece.unpack for piece in selection.pieces)
-        uid, gid = (0, 0) if self._owner is None or unpacks else self._owner
+        uid, gid = (self._members_owner if unpacks else self._owner) or (0, 0)
         directories = any(not piece.single for piece in selection.pieces)
         for path in self._place.missing:
             # As with BuildKit, a new destination takes the place of the source directory.
-            mode = 0o755
-            if self._mode is not None and directories and path == self._place.path:
-                mode = self._mode(mode, True)
-            self._assembly.entry(os.fsencode(path) + b"/", DIRECTORY, mode, uid, gid, self._time(now))
+            mode, mtime = self._parents_mode, now
+            if directories and path == self._place.path:
+                mode = 0o755 if self._mode is None else self._mode(0o755, True)
+                mtime = now if self._top_time is None else self._top_time
+            self._assembly.entry(os.fsencode(path) + b"/", DIRECTORY, mode, uid, gid, self._time(mtime))
+        if self._top_time is not None and self._place.path and not self._place.missing and self._root >= 0:
+            self._put_existing(self._top_time)
         yield True
         for unpack, pieces in itertools.groupby(selection.pieces, lambda piece: piece.unpack):
             if unpack:
@@ -603,6 +620,14 @@ class Stream:
                 yield True
         self._assembly.zeros(2 * _BLOCK)
         yield True
+
+    def _put_existing(self, mtime: int) -> None:
+        """The destination as it is in the root, with another time."""
+        place = DirectoryTree(self._root).find(self._place.path)
+        if place is not None and place.kind == DIRECTORY:
+            name = os.fsencode(place.path) + b"/"
+            owner = place.uid, place.gid
+            self._assembly.entry(name, DIRECTORY, place.mode, *owner, self._time(mtime), 0, b"", place.xattrs)
 
     def _time(self, mtime: int) -> int:
         return mtime if self._latest is None else min(mtime, self._latest)
@@ -679,6 +704,7 @@ class Stream:
         above = self._parent(parent, parents)
         name = f"{above}/{posixpath.basename(path)}" if above else posixpath.basename(path)
         raw = os.fsencode(name)
+        uid, gid = self._members_owner or (uid, gid)
         if kind == DIRECTORY:
             parents[path] = name
             raw += b"/"
@@ -748,6 +774,7 @@ def lay_out(ingest: Ingest, stream: Stream) -> Extraction:
         stream.close()
 
 
+_OCTAL = re.compile(r"[0-7]{1,5}")
 _SYMBOLIC = re.compile(r"([ugoa]*)((?:[-+=](?:[ugo]|[rwxXst]*))+)")
 _ACTION = re.compile(r"([-+=])([ugo]|[rwxXst]*)")
 _BITS = {"r": 0o444, "w": 0o222, "x": 0o111}
@@ -757,7 +784,7 @@ _SHIFT = {"u": 6, "g": 3, "o": 0}
 
 def _mode_change(chmod: str) -> Callable[[int, bool], int]:
     """What `--chmod` makes of a mode; the second argument: it is a directory's."""
-    if re.fullmatch(r"[0-7]{1,5}", chmod) and int(chmod, 8) <= 0o7777:
+    if _OCTAL.fullmatch(chmod) and int(chmod, 8) <= 0o7777:
         value = int(chmod, 8)
         return lambda mode, directory: value
     steps: list[tuple[int, str, str]] = []

@@ -19,6 +19,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """COPY refuses to replace a directory by a file or a link, and to replace those by a
     directory.
     """
+    keeps_times: bool
+    """A directory into which COPY puts the files of another one gets the time of that one."""
+    owns_members: bool
+    """--chown of ADD holds for the members of archives. Several archives that wildcards match need
+    no slash after the destination.
+    """
     users_workdir: bool
     """Directories that WORKDIR makes belong to USER, not to root. Its path is cleaned."""
     keeps_volumes: bool

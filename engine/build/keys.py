@@ -18,7 +18,7 @@ import msgspec
 
 from engine.wire.containers import Config
 
-VERSION = 2
+VERSION = 3
 """Part of every key: increased when a step's result changes without its parts, which empties the
 cache.
 """

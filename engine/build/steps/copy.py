@@ -44,12 +44,14 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
     name = "ADD" if isinstance(instruction, Add) else "COPY"
     path = _absolute(stage, instruction.destination)
     is_directory = path.endswith("/")
+    if instruction.link and not instruction.destination:
+        raise InvalidParameter(f"{name} --link: the destination is empty")
     if instruction.chmod:
         copying.check_mode(instruction.chmod)
     how = (
         *(name, path, instruction.chown, instruction.chmod, instruction.link, instruction.parents),
         *(instruction.exclude, instruction.unpack),
-        # The classic builder may have made what BuildKit refuses.
+        # The classic builder makes other layers, and some that BuildKit refuses.
         *(("keeps kinds",) if stage.site.options.dialect.keeps_kinds else ()),
     )
     before, config = stage.state, stage.state.config
@@ -109,6 +111,7 @@ async def _select(
 ) -> Selection:
     """The files that are copied, with those from the network fetched."""
     parts, work = stage.site.parts, stage.site.parts.images.layers.work
+    dialect = stage.site.options.dialect
     plain: list[str] = []
     chosen: list[Selection] = []
     several = len(instruction.sources) + len(instruction.heredocs) > 1
@@ -124,7 +127,8 @@ async def _select(
                     parents=instruction.parents,
                     unpack=unpack,
                     owners=bool(instruction.from_),
-                    may_be_empty=stage.site.options.dialect.empty_wildcards,
+                    may_be_empty=dialect.empty_wildcards,
+                    archives_merge=dialect.owns_members,
                     destination_is_directory=is_directory,
                 )
             )
@@ -179,7 +183,7 @@ async def _lay_out(
     claim: Callable[[str], None],
 ) -> str:
     """Write the layer. Returns its diff_id."""
-    parts = stage.site.parts
+    parts, dialect = stage.site.parts, stage.site.options.dialect
     root = -1
     if before.top and not instruction.link:
         root = await parts.images.snapshots.open_content(before.top)
@@ -195,7 +199,9 @@ async def _lay_out(
                 chmod=instruction.chmod,
                 now=newest or time.time_ns(),
                 epoch=stage.site.epoch,
-                keeps_kinds=stage.site.options.dialect.keeps_kinds,
+                keeps_kinds=dialect.keeps_kinds,
+                keeps_times=dialect.keeps_times,
+                owns_members=dialect.owns_members,
             )
 
         return await layer.lay_out(parts, before.document.rootfs.diff_ids, opened, claim, size=size)

@@ -385,8 +385,39 @@ def test_owner_mode_and_epoch(tmp_path: Path) -> None:
     late = (EPOCH - 10) * 10**9
     assert [found[path][3] for path in ("n", "n/a", "n/d", "n/d/b")] == [late, 5 * 10**9, late, late]
     single = copied(tmp_path, nodes, ["a"], "/n/m/", chmod="640")
-    assert [single[path][0] for path in ("n", "n/m", "n/m/a")] == ["0o40755", "0o40755", "0o100640"]
+    assert [single[path][0] for path in ("n", "n/m", "n/m/a")] == ["0o40640", "0o40640", "0o100640"]
+    symbolic = copied(tmp_path, nodes, ["a"], "/n/b", chmod="u=r")
+    assert [symbolic[path][0] for path in ("n", "n/b")] == ["0o40755", "0o100455"]
     assert copied(tmp_path, nodes, ["a"], "/a")["a"][:2] == ("0o104755", 0)
+
+
+def test_the_time_of_a_directory_goes_with_its_content(image: int, tmp_path: Path) -> None:
+    nodes = [directory("d", mtime=5), directory("d/s", mtime=6), Node("d/s/f", mtime=7)]
+    os.chmod(f"/proc/self/fd/{image}/app", 0o711)
+    for times in (True, False):
+        new = copied(tmp_path, nodes, ["d"], "/n/m/", image, keeps_times=times)
+        assert [new[path][3] for path in ("n", "n/m", "n/m/s")] == [NOW, 5 * 10**9 if times else NOW, 6 * 10**9]
+        old = copied(tmp_path, nodes, ["d"], "/app", image, keeps_times=times)
+        assert (old["app"][0] == "0o40711" and old["app"][3] == 5 * 10**9) is times
+        assert copied(tmp_path, nodes, ["d/s/f"], "/app/", image, keeps_times=times)["app"][3] != 5 * 10**9
+
+
+def test_the_owner_of_members_of_archives(tmp_path: Path) -> None:
+    nodes = [Node("a.tar", tar([directory("d"), Node("d/x", uid=3, gid=4)]))]
+    for members, owner in ((True, (7, 8)), (False, (3, 4))):
+        how = {"owner": (7, 8), "owns_members": members, "selected": {"unpack": True}}
+        found = copied(tmp_path, nodes, ["a.tar"], "/x/", **how)
+        assert found["x/d/x"][1:3] == owner
+        assert found["x"][1:3] == ((7, 8) if members else (0, 0))
+
+
+def test_archives_that_a_wildcard_matches_are_merged(tmp_path: Path) -> None:
+    nodes = [Node("a.tar", tar([Node("x")])), Node("b.tar", tar([Node("y")])), Node("c.txt")]
+    how: dict[str, Any] = {"unpack": True, "destination_is_directory": False}
+    assert selecting(tmp_path, ["*.tar"], nodes, archives_merge=True, **how) == ["=a.tar", "=b.tar"]
+    for sources, merge in ((["*.tar"], False), (["*"], True), (["a.tar", "b.tar"], True)):
+        with pytest.raises(InvalidParameter, match="the destination must be a directory"):
+            selecting(tmp_path, sources, nodes, archives_merge=merge, **how)
 
 
 @pytest.mark.parametrize(
