@@ -353,8 +353,8 @@ class Control:
         after the answer, so the answer waits for a client that is behind with the output.
         """
         try:
-            for result_id in job.results:
-                result = self._results[result_id]
+            # Other builds may end while this waits, and drop results.
+            for result in [found for each in job.results if (found := self._results.get(each))]:
                 if result.building is not None:
                     await cancelled(result.building)
         finally:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
 
 from engine.build.buildkit import filesync, grpc, protobuf
 from engine.build.buildkit.messages import DATA, FAILURE, FINISH, REQUEST, BytesMessage, Packet, Stat
@@ -21,6 +21,7 @@ from engine.build.buildkit.services import Session
 from engine.build.trees import BLOCK, CHARACTER, DIRECTORY, FIFO, LINK, DirectoryTree, Entry
 from engine.errors import InvalidParameter, ServerError
 from engine.images.store import ImageStore
+from engine.system.threads import uninterrupted
 
 LOCAL, TAR = "local", "tar"
 
@@ -80,7 +81,7 @@ def described(entry: Entry, first: dict[int, str]) -> Stat:
     for bit, theirs in filesync.SPECIAL_BITS:
         mode |= theirs if entry.mode & bit else 0
     target = entry.target
-    if entry.inode and entry.kind != DIRECTORY:
+    if entry.inode and entry.kind not in (DIRECTORY, LINK):
         earlier = first.setdefault(entry.inode, entry.path)
         target = earlier if earlier != entry.path else target
     return Stat(
@@ -97,37 +98,64 @@ def described(entry: Entry, first: dict[int, str]) -> Stat:
     )
 
 
-async def _content(tree: DirectoryTree, entry: Entry) -> AsyncIterator[bytes]:
-    """A file's content. Raises ServerError when its size has changed."""
-    opened = await asyncio.to_thread(tree.reader, entry)
+def _pieces(tree: DirectoryTree, entry: Entry) -> Generator[bytes, None, None]:
+    """A file's content. It is closed before the last piece. Raises ServerError when its size has
+    changed. Blocking.
+    """
+    left = entry.size
+    file = tree.reader(entry)
     try:
-        left = entry.size
-        buffer = bytearray(min(left, _PIECE))
         while left:
-            count = await asyncio.to_thread(opened.readinto, memoryview(buffer)[:left])
+            buffer = bytearray(min(left, _PIECE))
+            count = file.readinto(memoryview(buffer))
             if not count:
                 raise ServerError(f"{entry.path}: shorter than it was")
             left -= count
+            if not left:
+                file.close()
             yield bytes(buffer[:count])
     finally:
-        opened.close()
+        file.close()
 
 
-async def _send_archive(stream: grpc.Stream, tree: DirectoryTree | None, files: list[tuple[Entry, Stat]]) -> None:
-    async def send(data: bytes) -> None:
-        await stream.send(protobuf.encode(BytesMessage(data=data)))
-
+def archived(tree: DirectoryTree | None, files: Iterable[tuple[Entry, Stat]]) -> Generator[bytes, None, None]:
+    """The bytes of an archive, in large pieces: small files share one. Blocking."""
     gathered = bytearray()
     for entry, stat in files:
         gathered += filesync.header(stat)
         if stat.size and tree is not None:
-            async for piece in _content(tree, entry):
+            for piece in _pieces(tree, entry):
                 gathered += piece
                 if len(gathered) >= _PIECE:
-                    await send(bytes(gathered))
+                    yield bytes(gathered)
                     gathered.clear()
             gathered += bytes(-stat.size % 512)
-    await send(bytes(gathered) + bytes(1024))
+    yield bytes(gathered) + bytes(1024)
+
+
+async def _in_threads(pieces: Generator[bytes, None, None]) -> AsyncGenerator[bytes, None]:
+    """The pieces, each made in a thread."""
+    try:
+        while piece := await uninterrupted(asyncio.to_thread(next, pieces, b"")):
+            yield piece
+    finally:
+        await uninterrupted(asyncio.to_thread(pieces.close))
+
+
+async def _content(tree: DirectoryTree, entry: Entry) -> AsyncGenerator[bytes, None]:
+    """A file's content. Most files are small: one turn of a thread is enough for them."""
+    if entry.size <= _PIECE:
+        yield await uninterrupted(asyncio.to_thread(lambda: b"".join(_pieces(tree, entry))))
+        return
+    async with contextlib.aclosing(_in_threads(_pieces(tree, entry))) as pieces:
+        async for piece in pieces:
+            yield piece
+
+
+async def _send_archive(stream: grpc.Stream, tree: DirectoryTree | None, files: list[tuple[Entry, Stat]]) -> None:
+    async with contextlib.aclosing(_in_threads(archived(tree, files))) as pieces:
+        async for piece in pieces:
+            await stream.send(protobuf.encode(BytesMessage(data=piece)))
     await stream.end()
     while await stream.receive() is not None:
         pass
@@ -154,10 +182,11 @@ async def _send_files(stream: grpc.Stream, tree: DirectoryTree | None, files: li
                 raise InvalidParameter("the client requested a file that is not in the list")
             entry, stat = files[packet.id]
             if stat.size:
-                async for piece in _content(tree, entry):
-                    for begin in range(0, len(piece), _PACKET):
-                        data = piece[begin : begin + _PACKET]
-                        await stream.send(protobuf.encode(Packet(type=DATA, id=packet.id, data=data)))
+                async with contextlib.aclosing(_content(tree, entry)) as pieces:
+                    async for piece in pieces:
+                        for begin in range(0, len(piece), _PACKET):
+                            data = piece[begin : begin + _PACKET]
+                            await stream.send(protobuf.encode(Packet(type=DATA, id=packet.id, data=data)))
             await stream.send(protobuf.encode(Packet(type=DATA, id=packet.id)))
         await listing
     finally:
@@ -169,4 +198,4 @@ async def _send_files(stream: grpc.Stream, tree: DirectoryTree | None, files: li
         pass
 
 
-__all__ = ["LOCAL", "TAR", "described", "export", "listed"]
+__all__ = ["LOCAL", "TAR", "archived", "described", "export", "listed"]

@@ -31,6 +31,7 @@ from engine.build.buildkit.messages import (
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unimplemented, reason
 from engine.images.credentials import NOBODY, Credentials
 from engine.system.tasks import spawn
+from engine.system.threads import uninterrupted
 
 if TYPE_CHECKING:
     from engine.build.buildkit.session import Offer
@@ -131,10 +132,15 @@ class Session:
             await connection.ask(CHECK_AGENT, CheckAgentRequest(id=agent_id), CheckAgentResponse)
         except EngineError as error:
             raise NotFound(f"SSH agent {agent_id}: {error.message}") from error
+        listening = asyncio.ensure_future(asyncio.to_thread(_listen, directory, uid, gid, mode))
         try:
-            private, listener = await asyncio.to_thread(_listen, directory, uid, gid, mode)
+            private, listener = await uninterrupted(listening)
         except OSError as error:
             raise ServerError(f"SSH agent {agent_id}: {reason(error)}") from error
+        except asyncio.CancelledError:
+            if listening.exception() is None:
+                await uninterrupted(_unlisten(*listening.result()))
+            raise
         relays: set[asyncio.Task[None]] = set()
 
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -152,8 +158,7 @@ class Session:
                     task.cancel()
                 await asyncio.gather(*relays, return_exceptions=True)
         finally:
-            listener.close()
-            await asyncio.to_thread(shutil.rmtree, private, True)
+            await uninterrupted(_unlisten(private, listener))
 
     # --- files ------------------------------------------------------------------------------------
 
@@ -226,6 +231,12 @@ def _listen(directory: str, uid: int, gid: int, mode: int) -> tuple[str, socket.
         shutil.rmtree(private, True)
         raise
     return private, listener
+
+
+async def _unlisten(private: str, listener: socket.socket) -> None:
+    """Undo `_listen`."""
+    listener.close()
+    await asyncio.to_thread(shutil.rmtree, private, True)
 
 
 async def _relay(

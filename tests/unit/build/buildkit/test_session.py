@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.build.buildkit import grpc
+from engine.build.buildkit import grpc, services
 from engine.build.buildkit.messages import GetSecretRequest, GetSecretResponse
 from engine.build.buildkit.protobuf import encode
 from engine.build.buildkit.services import Session
@@ -344,6 +344,37 @@ def test_an_agent_is_forwarded(tmp_path: Path) -> None:
 
     asyncio.run(work())
     listener.close()
+
+
+def test_a_cancellation_while_the_agent_s_socket_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, listen = threading.Event(), threading.Event(), services._listen
+    made: list[socket.socket] = []
+
+    def slowly(directory: str, uid: int, gid: int, mode: int) -> tuple[str, socket.socket]:
+        begun.set()
+        go_on.wait()
+        found = listen(directory, uid, gid, mode)
+        made.append(found[1])
+        return found
+
+    monkeypatch.setattr(services, "_listen", slowly)
+
+    async def work() -> None:
+        async with opened(sessions.of_agent(str(tmp_path / "agent"))) as (session, _):
+
+            async def use() -> None:
+                async with session.ssh("default", str(tmp_path)):
+                    raise AssertionError("it was cancelled")
+
+            using = asyncio.create_task(use())
+            await asyncio.to_thread(begun.wait)
+            using.cancel()
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await using
+            assert made[0].fileno() == -1 and os.listdir(tmp_path) == []
+
+    asyncio.run(work())
 
 
 def test_a_program_that_holds_the_agent_is_cut_off(tmp_path: Path) -> None:
