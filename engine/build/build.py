@@ -20,15 +20,15 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from engine.build import keys
+from engine.build import keys, state
 from engine.build.context import Context
 from engine.build.dockerfile import stages as dockerfiles
 from engine.build.dockerfile.scope import Scope
 from engine.build.dockerfile.stages import Dockerfile
-from engine.build.options import Options
+from engine.build.options import Options, context_key
 from engine.build.output import Log
 from engine.build.parts import Parts
-from engine.build.reports import Report
+from engine.build.reports import ImageMade, Report
 from engine.build.stage import Site, StageBuild, Step
 from engine.build.state import State
 from engine.build.steps import base, copy, meta, run
@@ -73,7 +73,7 @@ class Build:
         for number, step in enumerate(self.steps, 1):
             step.number, step.total = number, len(self.steps)
         for each in self._stages:
-            _name_vertices(each, alone=len(dockerfile.stages) == 1)
+            _name_vertices(each, alone=dockerfiles.is_one(dockerfile))
         # Last: `work` releases them, and a refused build does no work.
         self._claims = parts.images.claims()
 
@@ -156,7 +156,10 @@ class Build:
 
     async def _finish(self, result: State) -> None:
         if not result.image_id:
-            raise InvalidParameter("No image was generated. Is your Dockerfile empty?")
+            if not self._options.dialect.empty_images:
+                raise InvalidParameter("No image was generated. Is your Dockerfile empty?")
+            result = state.without_steps(result, epoch=self._site.epoch)
+            self._end.write(ImageMade(result.image_id))
         unused = self._dockerfile.arguments.unconsumed()
         if unused:
             names = f"[{' '.join(unused)}]"
@@ -219,7 +222,9 @@ def _name_vertices(build: StageBuild, *, alone: bool) -> None:
     in the file, and their numbers among those that its progress has.
     """
     stage = build.stage
-    from_image = stage.parent is None and stage.base != base.SCRATCH
+    options = build.site.options
+    replaced = bool(stage.name) and context_key(stage.name) in options.contexts
+    from_image = stage.parent is None and stage.base != base.SCRATCH and not replaced
     shown = [
         step
         for step in build.steps
@@ -228,7 +233,7 @@ def _name_vertices(build: StageBuild, *, alone: bool) -> None:
     name = "" if alone else f"{stage.name or f'stage-{stage.index}'} "
     width = len(str(len(shown)))
     for number, step in enumerate(shown, 1):
-        text = f"FROM {stage.base}" if step.instruction is None else step.text
+        text = f"FROM {context_key(stage.base)}" if step.instruction is None else step.text
         step.vertex = f"[{name}{number:{width}}/{len(shown)}] {text}"
 
 

@@ -41,6 +41,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """`# syntax` names the frontend, and one that this engine does not have is refused. Otherwise
     the line is ignored.
     """
+    all_systems: bool
+    """Images of other operating systems than Linux can be made, of files alone."""
+    empty_images: bool
+    """A stage of `FROM scratch` alone is an image."""
+    whole_arrays: bool
+    """What follows a JSON array in its line makes the line a command for the shell."""
     all_proxies: bool
     """RUN gets a proxy under the upper and the lower spelling of its name, and it overrides ENV."""
 

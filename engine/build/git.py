@@ -310,6 +310,7 @@ _MISSING = ("couldn't find remote ref", "not our ref", "unadvertised object", "n
 """git's words when a server does not give a commit by its id: the id is short, or the server gives
 only what refs name.
 """
+_OTHER_HASH = "mismatched algorithms"
 _NOT_SHALLOW = "does not support shallow"
 """git's words about a dumb http server."""
 _FETCHED = re.compile(r"(?P<id>[0-9a-f]{40,64})\t[^\t]*\t(?:(?P<kind>branch|tag) '(?P<name>[^']+)')?")
@@ -342,9 +343,16 @@ class _Work:
         try:
             root = self._prepare()
             try:
-                self._run("init", "--quiet", "--template=", ".")
-                self._run("remote", "add", "--", "origin", self._address)
-                commit = self._fetch()
+                self._begin()
+                try:
+                    commit = self._fetch()
+                except _Failed as failure:
+                    if _OTHER_HASH not in failure.words:
+                        raise
+                    files.remove_tree(self._place / "repository" / ".git")
+                    self._complete = self._found = False
+                    self._begin("--object-format=sha256")
+                    commit = self._fetch()
                 self._run("checkout", "--quiet", *self._branch(root, commit))
                 if _is_file(root, ".gitmodules"):
                     self._submodules(root)
@@ -430,6 +438,11 @@ class _Work:
             raise ServerError(f"Error trying to use git: the repository takes more than {self._limits.size} bytes")
         if entries > self._limits.entries:
             raise ServerError(f"Error trying to use git: the repository has more than {self._limits.entries} files")
+
+    def _begin(self, *how: str) -> None:
+        """Make an empty repository."""
+        self._run("init", "--quiet", *how, "--template=", ".")
+        self._run("remote", "add", "--", "origin", self._address)
 
     def _fetch(self) -> str:
         """Fetch the wanted commit; returns its id."""

@@ -27,6 +27,9 @@ _LOG = LogConfig(type="json-file")
 """The client has the output of a build, so that the daemon's default driver is not used."""
 DEFAULT_HOST = body.checked_host(HostConfig(log_config=_LOG))
 
+SANDBOX = "buildkitsandbox"
+"""The host name of RUN in BuildKit."""
+
 PRUNE_FILTERS = frozenset(
     ("description", "id", "inuse", "label", "label!", "parent", "private", "shared", "type", "until", "unused-for")
 )
@@ -48,6 +51,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     remote: str = ""
     """URL of the context, instead of the body."""
     no_cache: bool = False
+    no_cache_stages: frozenset[str] = frozenset()
+    """Names, in lower case, of stages for which `no_cache` holds, and for those that begin with
+    them.
+    """
     pull: bool = False
     """Ask the registry for every base."""
     remove: bool = True
@@ -65,6 +72,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Images whose layers may serve as cache."""
     target: str = ""
     """Name or number of the stage to build; empty for the last one."""
+    hostname: str = ""
+    """Of RUN's containers; empty for each one's own."""
     platform: Platform | None = None
     """The target platform, if one was given."""
     session: str = ""
@@ -159,14 +168,14 @@ def cache_from(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in given if name))
 
 
-def platform(text: str) -> Platform | None:
+def platform(text: str, dialect: Dialect = CLASSIC) -> Platform | None:
     """The value of `platform`: `os`, `arch`, `os/arch` or `os/arch/variant`; None for the empty
     text.
     """
     if not text:
         return None
     found = platforms.parse(text)
-    if found.os != "linux":
+    if found.os != "linux" and not dialect.all_systems:
         raise InvalidParameter(f'platform: operating system "{found.os}" is not supported')
     return found
 

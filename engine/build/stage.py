@@ -235,6 +235,17 @@ class StageBuild:
         self.steps = [Step(stage.text, Log(directory))]
         self.steps += [Step(each.text, Log(directory), each) for each in stage.instructions]
         self._root: tuple[str, int] = ("", -1)
+        self.no_cache = site.options.no_cache or self._filtered()
+        """Nothing is looked up."""
+
+    def _filtered(self) -> bool:
+        """True if the stage, or one that it begins with, is among `no_cache_stages`."""
+        stage: Stage | None = self.stage
+        while stage is not None:
+            if stage.name and stage.name.lower() in self.site.options.no_cache_stages:
+                return True
+            stage = None if stage.parent is None else self.site.dockerfile.stages[stage.parent]
+        return False
 
     @property
     def index(self) -> int:
@@ -243,7 +254,7 @@ class StageBuild:
     @property
     def platform(self) -> Platform | None:
         """The platform that FROM or the client asks for."""
-        return options.platform(self.stage.platform) or self.site.options.platform
+        return options.platform(self.stage.platform, self.site.options.dialect) or self.site.options.platform
 
     def add_labels(self, labels: Mapping[str, str]) -> None:
         """The client's labels: each a LABEL after the last step, which wins over the file's. They
@@ -289,7 +300,7 @@ class StageBuild:
             try:
                 given = instruction
                 instruction = await self.compute(
-                    lambda: records.expand(given, variables, self.site.dockerfile.escape),
+                    lambda: self.site.dockerfile.arguments.expand(given, variables, self.site.dockerfile.escape),
                     large=isinstance(given, Expose),
                 )
             except InvalidParameter as error:
@@ -304,7 +315,8 @@ class StageBuild:
         self.state = _without_triggers(self.state)
         log.say(f"# Executing {len(triggers)} build trigger{'s' if len(triggers) > 1 else ''}...\n")
         for text in triggers:
-            instruction = records.read_text(text, self.site.dockerfile.escape)
+            whole = self.site.options.dialect.whole_arrays
+            instruction = records.read_text(text, self.site.dockerfile.escape, whole_arrays=whole)
             if not self.site.options.numbered_steps:
                 log.say(f"Step 1 : {instruction.text}\n", classic=True)
             await self.apply(instruction, log)
@@ -354,7 +366,7 @@ class StageBuild:
                 cache.write_soon()
                 return made
 
-            shared = keys.key_of(key, "run", self.site.id if self.site.options.no_cache else "", with_others)
+            shared = keys.key_of(key, "run", self.site.id if self.no_cache else "", with_others)
             state = await self.site.parts.shared.once(shared, log, store)
         self.site.charge(state)
         for other in known_as:
@@ -366,7 +378,7 @@ class StageBuild:
     ) -> State | None:
         """The result of a step from the cache. With `cachefrom` only from those images."""
         site = self.site
-        if site.options.no_cache:
+        if self.no_cache:
             return None
         if not site.options.cache_from:
             return site.parts.cache.find(key)

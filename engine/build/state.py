@@ -126,6 +126,14 @@ def after(
     return recorded(document, key, state.image_id, state.chain_ids, diff_ids)
 
 
+def without_steps(empty: State, *, epoch: int | None = None) -> State:
+    """The image of `FROM scratch` alone. `epoch`: as in `after`."""
+    now = time.time_ns()
+    created = times.rfc3339(now if epoch is None else min(now, epoch * 10**9))
+    document = msgspec.structs.replace(empty.document, created=created)
+    return recorded(document, empty.key, "", (), ())
+
+
 def recorded(document: ImageConfig, key: str, parent: str, below: tuple[str, ...], diff_ids: tuple[str, ...]) -> State:
     """The state of a new document. `below`: the chain of the parent."""
     chain = below
@@ -139,4 +147,14 @@ def recorded(document: ImageConfig, key: str, parent: str, below: tuple[str, ...
     return State(key=key, image_id=image_id, document=document, raw=raw, chain_ids=chain, parent=parent)
 
 
-__all__ = ["DEFAULT_PATH", "DEFAULT_SHELL", "State", "after", "commented", "of_image", "recorded", "shell_of"]
+__all__ = [
+    "DEFAULT_PATH",
+    "DEFAULT_SHELL",
+    "State",
+    "after",
+    "commented",
+    "of_image",
+    "recorded",
+    "shell_of",
+    "without_steps",
+]

@@ -69,7 +69,7 @@ def test_a_build(builder: TempEngine) -> None:
         "[internal] load build definition from Dockerfile",
         "[internal] load .dockerignore",
         "[internal] load build context",
-        "[1/3] FROM busybox",
+        "[1/3] FROM docker.io/library/busybox:latest",
     ]
     assert all(vertex.done and not vertex.error for vertex in built.vertices)
     run = built.vertex(f"[3/3] RUN echo {word} $X; echo problem >&2")
@@ -162,15 +162,16 @@ def test_named_contexts_in_place_of_stages(builder: TempEngine) -> None:
 
 
 def test_files_of_a_repository_and_the_client_s_dockerfile(builder: TempEngine, tmp_path: Path) -> None:
-    repository = Repository(tmp_path, "r")
     word = unique()
-    repository.commit({"Dockerfile": b"FROM nothing\n", "a": word.encode(), "b": b"", ".dockerignore": b"b\n"})
+    for name, objects in (("r", "sha1"), ("s", "sha256")):
+        repository = Repository(tmp_path, name, objects=objects)
+        repository.commit({"Dockerfile": b"FROM nothing\n", "a": word.encode(), "b": b"", ".dockerignore": b"b\n"})
     text = "FROM busybox\nCOPY . /x\nCOPY --from=extra a /y\nRUN ls /x; cat /x/a /y\n"
     with smart(tmp_path) as url:
-        options = {"context": f"{url}/r.git", "dockerfilekey": "dockerfile", "context:extra": f"{url}/r.git"}
+        options = {"context": f"{url}/r.git", "dockerfilekey": "dockerfile", "context:extra": f"{url}/s.git"}
         built = Build(builder.socket, {"dockerfile": {"Dockerfile": text.encode()}}, options=options).result()
     assert built.failure is None, built
-    assert built.vertex("[4/4] RUN ls /x; cat /x/a /y").log == f"Dockerfile\na\n{word}{word}".encode()
+    assert built.vertex("[stage-0 4/4] RUN ls /x; cat /x/a /y").log == f"Dockerfile\na\n{word}{word}".encode()
 
 
 def test_a_build_that_begins_with_the_result_of_another(builder: TempEngine) -> None:
@@ -180,7 +181,7 @@ def test_a_build_that_begins_with_the_result_of_another(builder: TempEngine) -> 
     text = "FROM mine\nCOPY --from=mine /word /again\nRUN cat /again\n"
     given: dict[str, Any] = {"options": {"context:mine": "input:one"}, "inputs": {"one": base.definition}}
     built = build(builder, text, **given)  # builds the other one, as a part of that build
-    assert built.vertex("[3/3] RUN cat /again").log == f"{word}\n".encode()
+    assert built.vertex("[stage-0 3/3] RUN cat /again").log == f"{word}\n".encode()
     base.evaluate()
     base.finish()
     ended = base.result()
@@ -264,6 +265,107 @@ def test_files_of_an_image_as_an_archive(builder: TempEngine) -> None:
         assert members["large"].size == 3_000_000 and members["d/f"].mode == 0o4755
         content = archive.extractfile("hard")
         assert content is not None and content.read() == b"x\n"
+
+
+def test_several_exporters(builder: TempEngine) -> None:
+    """A client that takes files knows each exporter by its place."""
+    files, archive = sessions.Received(), sessions.Received()
+    (path, take_files), (_, take_archive) = (
+        *sessions.of_results(files, archive=False).items(),
+        *sessions.of_results(archive, archive=True).items(),
+    )
+
+    def take(call: sessions.Call) -> None:
+        (number,) = call.values("buildkit-attachable-exporter-id")
+        {"0": take_files, "2": take_archive}[number](call)
+
+    text = f"FROM scratch\nCOPY a /{unique()}\n"
+    built = Build(
+        builder.socket,
+        dockerfile(text, a=b"x"),
+        exporters=("local", "moby", "tar"),
+        names="both",
+        services={path: take},
+    ).result()
+    assert builder.request("GET", "/v1.24/images/both/json").json()["Id"] == built.image_id
+    assert len(files.files) == 1 and archive.archive
+
+
+def test_a_build_that_exports_no_image_leaves_none(builder: TempEngine) -> None:
+    """The cache has its steps. A build that takes its result as input finds it."""
+    word = unique()
+    text = f"FROM busybox AS a\nRUN echo {word} >/word\nFROM a\nLABEL a=b\n"
+    before = builder.request("GET", "/v1.24/images/json?all=1").json()
+    for cached in (False, True):
+        first = Build(builder.socket, dockerfile(text), exporters=(), finish=False)
+        if cached:
+            first.finish()
+            assert first.result().failure is None
+        else:
+            first.evaluate()
+            options = {"context:base": "input:one", "input-metadata:one": "{}"}
+            second = Build(
+                builder.socket,
+                dockerfile("FROM base\nRUN cat /word\n"),
+                options=options,
+                inputs={"one": first.definition},
+                exporters=(),
+                finish=False,
+            )
+            first.finish()
+            assert first.result().failure is None
+            second.finish()
+            assert second.result().failure is None
+        assert builder.request("GET", "/v1.24/images/json?all=1").json() == before
+
+
+def test_a_file_system_for_another_system(builder: TempEngine) -> None:
+    received = sessions.Received()
+    text = (
+        "FROM --platform=$BUILDPLATFORM busybox AS make\nARG TARGETOS TARGETARCH\n"
+        "RUN echo $TARGETOS/$TARGETARCH >/out\nFROM scratch\nCOPY --from=make /out /\n"
+    )
+    options = {"platform": "darwin/arm64"}
+    services = sessions.of_results(received, archive=False)
+    built = Build(builder.socket, dockerfile(text), exporter="local", options=options, services=services).result()
+    assert built.failure is None and received.files["out"][1] == b"darwin/arm64\n"
+
+
+def test_what_run_sees_of_buildkit(builder: TempEngine) -> None:
+    text = f"FROM busybox AS last\nARG TARGETSTAGE BUILDKIT_SBOM_SCAN_STAGE=true X=${{Y:?}}\nRUN : {unique()}; hostname; env\n"
+    for name in ("", "my-host"):
+        options = {"build-arg:X": "1"} | ({"build-arg:BUILDKIT_SANDBOX_HOSTNAME": name} if name else {})
+        built = build(builder, text, options=options)
+        lines = built.vertices[-2].log.decode().splitlines()
+        assert lines[0] == (name or "buildkitsandbox") and {"X=1", "TARGETSTAGE=last"} <= {*lines}
+        assert not any("SBOM" in line for line in lines)
+
+
+def test_stages_without_the_cache(builder: TempEngine) -> None:
+    first_run, last_run = f"RUN cat /proc/sys/kernel/random/uuid >/{unique()}", f"RUN : {unique()}"
+    text = f"FROM busybox AS a\n{first_run}\nFROM a AS b\nRUN true\nFROM busybox\n{last_run}\nCOPY --from=b / /x\n"
+    first = build(builder, text)
+    second = build(builder, text, options={"no-cache": "A"})
+    assert first.image_id != second.image_id
+    assert not second.vertex(f"[a 2/2] {first_run}").cached and second.vertex(f"[stage-2 2/3] {last_run}").cached
+
+
+def test_a_bind_mount_is_known_by_what_it_shows(builder: TempEngine) -> None:
+    def text(other: str) -> str:
+        return f"FROM busybox AS a\nRUN mkdir /d; echo {word} >/d/f; echo {other} >/other\nFROM busybox\n{run}\n"
+
+    word, run = unique(), "RUN --mount=from=a,source=/d,target=/m cat /m/f"
+    assert build(builder, text("1")).vertices[-2].log == f"{word}\n".encode()
+    assert build(builder, text("2")).vertex(f"[stage-1 2/2] {run}").cached
+    word = unique()
+    assert build(builder, text("2")).vertices[-2].log == f"{word}\n".encode()
+
+
+def test_an_empty_image(builder: TempEngine) -> None:
+    built = build(builder, "FROM scratch\n", names="empty:1")
+    image = builder.request("GET", "/v1.24/images/empty:1/json").json()
+    assert image["Id"] == built.image_id and not image["RootFS"].get("Layers") and image["Os"] == "linux"
+    assert build(builder, "FROM empty:1\nCOPY Dockerfile /\n").failure is None
 
 
 def test_an_image_without_files(builder: TempEngine) -> None:

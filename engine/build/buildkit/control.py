@@ -129,6 +129,8 @@ class _Result:
         self.building: asyncio.Task[str] | None = None
         """Makes the image, if it was evaluated before its build ends."""
         self.image_id = ""
+        self.is_new = False
+        """There was no such image before."""
 
 
 class Control:
@@ -389,8 +391,9 @@ class Control:
     async def _build(self, result: _Result) -> dict[str, str]:
         """Build, and export the image. Returns what the client shows of it."""
         job = result.job
-        exporter = _exporter(job.request)
-        tags = options.tags(frontend.listed(exporter.attributes, "name"))
+        exporters = _exporters(job.request)
+        images = [each for each in exporters if each.type not in (LOCAL, TAR)]
+        tags = options.tags([name for each in images for name in frontend.listed(each.attributes, "name")])
         if result.building is None:
             await self._run(result, tags)
         else:
@@ -399,9 +402,16 @@ class Control:
             for name in tags:
                 await self._parts.images.tag(made, name.repository, name.tag)
         image_id = result.image_id
-        if exporter.type in (LOCAL, TAR):
-            await self._export_files(job, exporter.type, image_id)
-            return {}
+        try:
+            for number, exporter in enumerate(exporters):
+                if exporter.type in (LOCAL, TAR):
+                    await self._export_files(job, exporter.type, number, image_id)
+        finally:
+            if not images and result.is_new:  # the cache has it
+                await self._parts.images.delete_if(image_id, lambda record: record.nameless)
+        return self._image_exported(job, image_id, tags) if images else {}
+
+    def _image_exported(self, job: _Job, image_id: str, tags: Sequence[Reference]) -> dict[str, str]:
         exported = job.progress.vertex("exporting to image")
         exported.status(f"writing image {image_id}", complete=True)
         for name in tags:
@@ -418,6 +428,7 @@ class Control:
         progress = result.job.progress
         files = Files(self._parts.sessions, request.session, wanted, self._parts.images, self._image_of)
         steps = Steps(progress)
+        before = self._parts.images.index.ids()
         try:
             chosen = msgspec.structs.replace(
                 wanted.options,
@@ -438,17 +449,17 @@ class Control:
             steps.end("context canceled")
             raise
         steps.end()
-        result.image_id = steps.image_id
+        result.image_id, result.is_new = steps.image_id, steps.image_id not in before
         return steps.image_id
 
-    async def _export_files(self, job: _Job, kind: str, image_id: str) -> None:
-        """Send the files of the image to the client."""
+    async def _export_files(self, job: _Job, kind: str, number: int, image_id: str) -> None:
+        """Send the files of the image to the client. `number`: of the exporter in its request."""
         vertex = job.progress.vertex(
             "exporting to client directory" if kind == LOCAL else "exporting to client tarball"
         )
         try:
             session = await self._parts.sessions.find(job.request.session)
-            await exporting.export(kind, 0, session, self._parts.images, image_id)
+            await exporting.export(kind, number, session, self._parts.images, image_id)
         except EngineError as error:
             vertex.end(error.message)
             raise ServerError(error.message) from error
@@ -463,19 +474,17 @@ def _words(error: EngineError) -> str:
     return f'process "{error.command}" did not complete successfully: exit code: {error.exit_code}'
 
 
-def _exporter(request: SolveRequest) -> Exporter:
-    """The exporter that a client asks for. Raises Unimplemented for all but images of this
-    engine.
+def _exporters(request: SolveRequest) -> list[Exporter]:
+    """The exporters that a client asks for; none for a build that only fills the cache. Raises
+    Unimplemented for all but images of this engine, and files.
     """
-    exporters = request.exporters
-    if not exporters:
+    exporters = list(request.exporters)
+    if not exporters and request.exporter:
         exporters = [Exporter(type=request.exporter, attributes=request.exporter_attributes)]
     for exporter in exporters:
         if exporter.type not in _EXPORTERS:
             raise Unimplemented(f"exporter {exporter.type[:100]!r} is not supported: only images, local and tar")
-    if len(exporters) > 1:
-        raise Unimplemented("several exporters at once are not supported")
-    return exporters[0]
+    return exporters
 
 
 def _definition(result_id: str) -> Definition:

@@ -34,7 +34,7 @@ from engine.build.buildkit.session import Sessions
 from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
-from engine.build.options import Options, PruneOptions
+from engine.build.options import SANDBOX, Options, PruneOptions
 from engine.build.output import Log
 from engine.build.prune import Entry
 from engine.build.remote import is_url
@@ -134,14 +134,16 @@ def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[
             dialect=BUILDKIT,
             dockerfile=filename,
             remote="" if _upload_path(url) else url,
-            no_cache="no-cache" in given,
+            no_cache=given.get("no-cache") == "",
+            no_cache_stages=frozenset(each.strip().lower() for each in listed(given, "no-cache")),
+            hostname=given.get("build-arg:BUILDKIT_SANDBOX_HOSTNAME", "") or given.get("hostname", "") or SANDBOX,
             force_remove=True,  # BuildKit leaves no containers
             pull=given.get("image-resolve-mode", "") == "pull",
             host=options.host(host, gateway),
             arguments=dict(arguments),
             labels=labels,
             target=given.get("target", ""),
-            platform=options.platform(named),
+            platform=options.platform(named, BUILDKIT),
         ),
         filename=filename,
         context=given.get("contextkey", "") or "context",

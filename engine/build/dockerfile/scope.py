@@ -17,13 +17,17 @@ import msgspec
 from engine.build.dialect import CLASSIC, Dialect
 from engine.errors import InvalidParameter
 from engine.images.instructions import records, words
-from engine.images.instructions.records import Arg
+from engine.images.instructions.records import Arg, Instruction
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
 PROXIES = frozenset(name for upper in _PROXIES for name in (upper, upper.lower()))
 """Arguments that RUN gets without an ARG line. They are then not part of the cache's key, and not
 in the history.
 """
+
+
+_OF_ATTESTATIONS = frozenset(("BUILDKIT_SBOM_SCAN_CONTEXT", "BUILDKIT_SBOM_SCAN_STAGE"))
+"""Arguments that are for the frontend alone."""
 
 
 class Platforms(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,13 +106,33 @@ class Arguments:
 
     def declare_global(self, arg: Arg, escape: str = "\\") -> None:
         """An ARG line before the first FROM. Its default may use earlier ones."""
-        expanded = records.expand(arg, self._global, escape)
+        expanded = self.expand(arg, self._global, escape)
         assert isinstance(expanded, Arg)
         for name, default in expanded.pairs:
             self._declared.add(name)
             value = self.given.get(name, default)
             if value is not None:
                 self._global[name] = value
+
+    def expand(self, instruction: Instruction, variables: Mapping[str, str], escape: str) -> Instruction:
+        """As `records.expand`. A default that cannot be expanded is no error where the client gives
+        a value (`ARG name=${other:?}`).
+        """
+        try:
+            return records.expand(instruction, variables, escape)
+        except InvalidParameter:
+            if not isinstance(instruction, Arg):
+                raise
+            pairs = tuple((name, None if name in self.given else value) for name, value in instruction.pairs)
+            expanded = records.expand(msgspec.structs.replace(instruction, pairs=pairs), variables, escape)
+            assert isinstance(expanded, Arg)
+            return msgspec.structs.replace(
+                expanded,
+                pairs=tuple(
+                    raw if pair[0] in self.given else pair
+                    for raw, pair in zip(instruction.pairs, expanded.pairs, strict=True)
+                ),
+            )
 
     def global_variables(self) -> dict[str, str]:
         """The variables that FROM lines see."""
@@ -171,7 +195,11 @@ class Scope:
     def run_environment(self, env: Sequence[str] | None) -> Environment:
         """The arguments that a RUN gets; those that `env` has too are left out."""
         overridden = {line.partition("=")[0] for line in env or ()}
-        declared = {name: value for name, value in self._values.items() if value is not None and name not in overridden}
+        declared = {
+            name: value
+            for name, value in self._values.items()
+            if value is not None and name not in overridden and name not in _OF_ATTESTATIONS
+        }
         given = {name: value for name, value in self._arguments.given.items() if name in PROXIES}
         if self._dialect.all_proxies:
             proxies = {name: value for each, value in sorted(given.items()) for name in (each.upper(), each.lower())}

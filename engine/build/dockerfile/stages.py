@@ -59,16 +59,20 @@ def read(
     *,
     dialect: Dialect = CLASSIC,
 ) -> Dockerfile:
-    """All stages, checked. `target` is only the value of TARGETSTAGE."""
+    """All stages, checked. `target` is only the value of TARGETSTAGE, which is the name of the last
+    stage without one.
+    """
     if dialect.frontends:
         check_frontend(scope_arguments.get("BUILDKIT_SYNTAX") or document.syntax)
+    given = [(line, _instruction(line, document.escape, whole_arrays=dialect.whole_arrays)) for line in document.lines]
+    if not target:
+        target = next((each.name for _, each in reversed(given) if isinstance(each, From)), "")
     arguments = Arguments(scope_arguments, platforms, target)
     global_arguments: list[Arg] = []
     stages: list[Stage] = []
     bodies: list[list[Instruction]] = []
-    for line in document.lines:
+    for line, instruction in given:
         try:
-            instruction = records.read(line, document.escape)
             if isinstance(instruction, From):
                 stages.append(_stage(instruction, line, stages, arguments, document.escape))
                 bodies.append([])
@@ -98,6 +102,13 @@ def read(
     )
     _ordered(found, range(len(stages)))
     return found
+
+
+def _instruction(line: Line, escape: str, *, whole_arrays: bool) -> Instruction:
+    try:
+        return records.read(msgspec.structs.replace(line, whole_arrays=whole_arrays), escape)
+    except InvalidParameter as error:
+        raise at_line(error, line.number, line.original) from error
 
 
 def _stage(instruction: From, line: Line, before: Sequence[Stage], arguments: Arguments, escape: str) -> Stage:
@@ -219,6 +230,12 @@ def _used(dockerfile: Dockerfile, stage: Stage) -> set[int]:
     return found
 
 
+def is_one(dockerfile: Dockerfile) -> bool:
+    """True if the build has one stage. Images that COPY or RUN names count, as in BuildKit."""
+    stages = dockerfile.stages
+    return len(stages) == 1 and not any(_origins(each) for each in stages[0].instructions)
+
+
 def _origins(instruction: Instruction) -> list[str]:
     if isinstance(instruction, Copy):
         return [instruction.from_] if instruction.from_ else []
@@ -227,4 +244,4 @@ def _origins(instruction: Instruction) -> list[str]:
     return []
 
 
-__all__ = ["SCRATCH", "Dockerfile", "Stage", "needed", "read", "referred", "replaced", "target_index"]
+__all__ = ["SCRATCH", "Dockerfile", "Stage", "is_one", "needed", "read", "referred", "replaced", "target_index"]

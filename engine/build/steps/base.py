@@ -66,6 +66,8 @@ async def resolve(name: str, platform: Platform | None, options: Options, parts:
     if not options.pull or is_digest(name):
         with contextlib.suppress(NotFound):
             record = parts.images.get(name, None if is_digest(name) else platform)
+        if record is None and options.contexts:  # the result of a build that exports no image
+            record = parts.images.kept.find(name)
     if record is None:
         record = await _pulled(name, platform, options, parts, log)
     if platform is not None and (words := platforms.mismatch(name, record.config, platform)):

@@ -63,7 +63,7 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
         if source.key:
             names = [os.fsencode(name) for name in instruction.sources]
             quick = (await stage.compute(lambda: keys.key_of(parent, "copy", how, source.key, names, config=config)),)
-            found = None if stage.site.options.no_cache else stage.site.parts.cache.find(quick[0])
+            found = None if stage.no_cache else stage.site.parts.cache.find(quick[0])
             if found is not None and not stage.site.options.cache_from:
                 stage.go_on(found, log)
                 return

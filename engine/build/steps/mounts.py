@@ -28,6 +28,7 @@ from engine._fast import copy
 from engine.build import copying
 from engine.build.output import Log
 from engine.build.stage import StageBuild
+from engine.build.trees import DirectoryTree, Tree
 from engine.containers.extra_mounts import Bind, ExtraMount, File, Tmpfs, Variable
 from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
 from engine.images.instructions import words
@@ -101,13 +102,21 @@ def _cache_mode(mount: RunMount) -> int:
 
 
 async def _content_key(stage: StageBuild, mount: RunMount, log: Log) -> str:
-    if mount.from_:
-        async with stage.other_root(mount.from_, log) as root:
+    """Of the files that the mount shows. A whole root has the key of its layers, for nothing; and
+    so has a cache, of which it is the identity.
+    """
+    source = mount.source.strip("/") or "."
+    if not mount.from_:
+        return await _digest(stage, stage.site.context, mount.source or ".")
+    async with stage.other_root(mount.from_, log) as root:
+        if mount.type == "cache" or posixpath.normpath(source) == ".":
             return root.key
-    work = stage.site.parts.images.layers.work
-    source = mount.source or "."
-    selection = await work(
-        lambda: copying.select(stage.site.context, [source], patterns=False, destination_is_directory=True)
+        return await _digest(stage, DirectoryTree(root.descriptor), source, owners=True)
+
+
+async def _digest(stage: StageBuild, tree: Tree, source: str, *, owners: bool = False) -> str:
+    selection = await stage.site.parts.images.layers.work(
+        lambda: copying.select(tree, [source], patterns=False, owners=owners, destination_is_directory=True)
     )
     return selection.digest
 

@@ -24,6 +24,7 @@ import msgspec
 from engine.build import keys
 from engine.build.dockerfile.scope import Environment
 from engine.build.errors import StepFailed
+from engine.build.options import SANDBOX
 from engine.build.output import Log, Terminal
 from engine.build.stage import StageBuild
 from engine.build.state import State, after, shell_of
@@ -54,7 +55,9 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
     wanted = await mounts.read(stage, instruction.mounts, log)
     host = _host(stage, instruction)
     network = host.network_mode if host.network_mode in ("none", "host") else "default"
-    kept = ["volumes"] if config.volumes and stage.site.options.dialect.keeps_volumes else []
+    options = stage.site.options
+    kept = ["volumes"] if config.volumes and options.dialect.keeps_volumes else []
+    kept += ["hostname", options.hostname] if options.hostname not in ("", SANDBOX) else []
     key = await stage.compute(
         lambda: keys.key_of(
             *(before.key, "run", argv, script),
@@ -65,6 +68,7 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
 
     async def make(log: Log, claim: Callable[[str], None]) -> State:
         container_config = Config(
+            hostname=options.hostname,
             user=config.user,
             env=[*(config.env or ()), *environment.variables],
             cmd=argv,

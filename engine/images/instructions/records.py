@@ -210,7 +210,7 @@ def _readable(line: Line) -> Line:
     )
 
 
-def read_text(text: str, escape: str = "\\") -> Instruction:
+def read_text(text: str, escape: str = "\\", *, whole_arrays: bool = False) -> Instruction:
     """The record of an ONBUILD trigger, which stands on one line, with its heredocs below."""
     first, _, below = text.strip(words.SPACE).partition("\n")
     source = words.Source(below.splitlines(keepends=True))
@@ -219,7 +219,7 @@ def read_text(text: str, escape: str = "\\") -> Instruction:
         raise InvalidParameter(f"an ONBUILD trigger must be one instruction: {text}"[:300])
     if line.keyword in ("ONBUILD", "FROM", "MAINTAINER"):
         raise InvalidParameter(f"{line.keyword.lower()} isn't allowed as an ONBUILD trigger")
-    return read(line, escape)
+    return read(msgspec.structs.replace(line, whole_arrays=whole_arrays), escape)
 
 
 def expand(instruction: Instruction, variables: Mapping[str, str], escape: str = "\\") -> Instruction:
@@ -428,7 +428,7 @@ _STAGE_NAME = re.compile(r"[a-z][a-z0-9._-]*")
 
 
 def _command(line: Line) -> tuple[str, ...] | str:
-    found = words.array(line.rest)
+    found = words.array(line.rest, whole=line.whole_arrays)
     return line.rest if found is None else tuple(found)
 
 
@@ -460,7 +460,7 @@ def _as_written(text: str) -> str:
 
 
 def _transfer(line: Line, escape: str) -> Copy | Add:
-    listed = words.array(line.rest)
+    listed = words.array(line.rest, whole=line.whole_arrays)
     given = words.plain_words(line.rest) if listed is None else listed
     if len(given) < 2:
         raise InvalidParameter(
@@ -578,7 +578,7 @@ def _expose(line: Line, escape: str) -> Expose:
 def _volume(line: Line, escape: str) -> Volume:
     _at_least_one(line)
     _flags(line)
-    found = words.array(line.rest)
+    found = words.array(line.rest, whole=line.whole_arrays)
     paths = tuple(words.words(line.rest, escape) if found is None else found)
     if not paths:
         raise InvalidParameter("VOLUME requires at least one argument")
@@ -604,7 +604,7 @@ def _maintainer(line: Line, escape: str) -> Maintainer:
 def _shell(line: Line, escape: str) -> Shell:
     _at_least_one(line)
     _flags(line)
-    found = words.array(line.rest)
+    found = words.array(line.rest, whole=line.whole_arrays)
     if found is None:
         raise InvalidParameter("SHELL requires the arguments to be in JSON form")
     if not found:
@@ -638,7 +638,7 @@ def _healthcheck(line: Line, escape: str) -> Healthcheck:
         return Healthcheck(line=line.number, text=line.original, test=("NONE",))
     if kind != "CMD":
         raise InvalidParameter(f'Unknown type "{kind}" in HEALTHCHECK (try CMD)')
-    found = words.array(rest)
+    found = words.array(rest, whole=line.whole_arrays)
     if not rest or found == []:
         raise InvalidParameter("Missing command after HEALTHCHECK CMD")
     return Healthcheck(

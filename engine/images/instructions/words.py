@@ -77,6 +77,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     rest: str = ""
     heredocs: tuple[Heredoc, ...] = ()
+    whole_arrays: bool = False
+    """As in `array`."""
 
 
 class Source:
@@ -212,16 +214,18 @@ def plain_words(text: str) -> list[str]:
     return [word for word in _KEYWORD_END.split(text.strip(SPACE)) if word]
 
 
-def array(text: str) -> list[str] | None:
+def array(text: str, *, whole: bool = False) -> list[str] | None:
     """The JSON array of strings at the beginning of the text; what follows it is ignored. None when
-    there is no array: a command line for the shell, or words.
+    there is no array: a command line for the shell, or words. `whole`: nothing may follow it.
     """
     text = text.lstrip(SPACE)
     if not text.startswith("["):
         return None
     try:
-        values, _ = _JSON.raw_decode(text)
+        values, end = _JSON.raw_decode(text)
     except (ValueError, RecursionError):
+        return None
+    if whole and text[end:].strip(SPACE):
         return None
     if not all(isinstance(value, str) for value in values):
         raise InvalidParameter("When using JSON array syntax, arrays must be comprised of strings only.")

@@ -6,7 +6,7 @@ engine.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -89,13 +89,14 @@ class Build:
         services: Mapping[str, Handler] | None = None,
         frontend: str = "dockerfile.v0",
         exporter: str = "moby",
+        exporters: Sequence[str] | None = None,
         attributes: Mapping[str, str] | None = None,
         direct: bool = False,
         inputs: Mapping[str, bytes] | None = None,
         finish: bool = True,
     ) -> None:
         """`direct`: the frontend is named in Control/Solve, as older clients do. `inputs`:
-        definitions of other builds. Without `finish` the build begins with `evaluate` or `finish`.
+        definitions of other builds. `exporters`: instead of one. Without `finish` the build begins with `evaluate` or `finish`.
         """
         self._open = ExitStack()
         handlers = sessions.of_files(directories) | dict(services or {})
@@ -108,7 +109,8 @@ class Build:
         if direct:
             request += part(3, exporter) + mapping(4, exported) + part(6, frontend) + mapping(7, asked)
         else:
-            request += part(13, part(1, exporter) + mapping(2, exported))
+            for kind in (exporter,) if exporters is None else exporters:
+                request += part(13, part(1, kind) + mapping(2, exported if kind == "moby" else {}))
         self.solving = self.caller.call(f"{CONTROL}Solve")
         self.solving.send(request, last=True)
         self.status = self.caller.call(f"{CONTROL}Status")

@@ -38,13 +38,15 @@ def git(directory: Path, *words: str) -> str:
 
 
 class Repository:
-    """A repository below the servers' directory, whose default branch is `trunk`."""
+    """A repository below the servers' directory, whose default branch is `trunk`. `objects`: the hash
+    that names its objects.
+    """
 
-    def __init__(self, top: Path, name: str) -> None:
+    def __init__(self, top: Path, name: str, *, objects: str = "sha1") -> None:
         self.name = f"{name}.git"
         self.path = top / self.name
         self.path.mkdir(parents=True)
-        git(self.path, "init", "--quiet", "--initial-branch=trunk")
+        git(self.path, "init", "--quiet", "--initial-branch=trunk", f"--object-format={objects}")
 
     def commit(self, files: Mapping[str, bytes | str], message: str = "change") -> str:
         """Commit files: bytes, or the target of a symbolic link. Returns the commit's id."""

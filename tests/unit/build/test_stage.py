@@ -66,7 +66,11 @@ class Others:
 
 def stage_of(count: int) -> StageBuild:
     """A stage of LABELs."""
-    text = "FROM scratch\n" + "".join(f"LABEL l{number}=\n" for number in range(count))
+    (found,) = stages_of("FROM scratch\n" + "".join(f"LABEL l{number}=\n" for number in range(count)))
+    return found
+
+
+def stages_of(text: str, **options: Any) -> list[StageBuild]:
     file = stages.read(lines.parse(text.encode()), {}, Platforms(build="linux/amd64", target="linux/amd64"))
     parts: Any = SimpleNamespace(images=SimpleNamespace(temporary=Path("/nonexistent")))
     others: Any = Others()
@@ -77,7 +81,8 @@ def stage_of(count: int) -> StageBuild:
     async def apply(build: StageBuild, instruction: Instruction, log: Log) -> None:
         pass
 
-    return StageBuild(Site(parts, Options(), file, ABSENT, others), file.stages[0], begin, apply)
+    site = Site(parts, Options(**options), file, ABSENT, others)
+    return [StageBuild(site, stage, begin, apply) for stage in file.stages]
 
 
 def test_steps_that_wait_for_nothing_let_others_run() -> None:
@@ -102,3 +107,10 @@ def test_a_large_configuration_is_computed_in_a_thread(ports: int, raw: int, lar
         assert await build.compute(threading.get_ident, large=True) != threading.get_ident()
 
     asyncio.run(work())
+
+
+def test_stages_without_the_cache() -> None:
+    """A stage that begins with such a one would find what was made of its former result."""
+    found = stages_of("FROM a AS One\nFROM one AS two\nFROM two\nFROM a\n", no_cache_stages=frozenset(("one",)))
+    assert [stage.no_cache for stage in found] == [True, True, True, False]
+    assert all(stage.no_cache for stage in stages_of("FROM a\nFROM a\n", no_cache=True))

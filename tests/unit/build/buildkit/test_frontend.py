@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.build import options
 from engine.build.buildkit import frontend
 from engine.build.buildkit.control import prune_options
 from engine.build.buildkit.control_messages import PruneRequest
@@ -16,6 +18,7 @@ from engine.build.dialect import BUILDKIT
 from engine.build.options import DEFAULT_HOST, Options
 from engine.errors import EngineError, InvalidParameter, Unimplemented
 from engine.wire.containers import Ulimit
+from engine.wire.images import Platform
 
 
 def read(frontend_name: str = DOCKERFILE_V0, **given: str) -> frontend.Wanted:
@@ -25,7 +28,8 @@ def read(frontend_name: str = DOCKERFILE_V0, **given: str) -> frontend.Wanted:
 
 def test_defaults() -> None:
     wanted = read()
-    assert wanted.options == Options(dialect=BUILDKIT, dockerfile="Dockerfile", force_remove=True, host=DEFAULT_HOST)
+    how: dict[str, Any] = {"dialect": BUILDKIT, "hostname": "buildkitsandbox"}
+    assert wanted.options == Options(dockerfile="Dockerfile", force_remove=True, host=DEFAULT_HOST, **how)
     assert (wanted.filename, wanted.context, wanted.dockerfile, wanted.url) == (
         "Dockerfile",
         "context",
@@ -82,6 +86,22 @@ def test_the_default_network(mode: str) -> None:
     assert read(force_network_mode=mode).options.host == DEFAULT_HOST
 
 
+def test_stages_without_the_cache() -> None:
+    assert [read(no_cache=value).options.no_cache for value in ("", "a")] == [True, False]
+    assert read(no_cache="A,b").options.no_cache_stages == {"a", "b"}
+
+
+def test_the_host_name() -> None:
+    assert read(hostname="h").options.hostname == "h"
+    assert frontend.read({"build-arg:BUILDKIT_SANDBOX_HOSTNAME": "x"}, DOCKERFILE_V0, "").options.hostname == "x"
+
+
+def test_other_systems() -> None:
+    assert read(platform="darwin/arm64").options.platform == Platform(os="darwin", architecture="arm64")
+    with pytest.raises(InvalidParameter, match="windows"):
+        options.platform("windows/amd64")
+
+
 def test_contexts_from_elsewhere() -> None:
     git = read(context="https://example.com/x.git#main:dir")
     assert git.options.remote == git.url == "https://example.com/x.git#main:dir"
@@ -116,7 +136,6 @@ def test_the_frontend_as_an_image(source: str) -> None:
         (DOCKERFILE_V0, {"platform": "linux/amd64,linux/arm64"}, Unimplemented, "one platform"),
         (DOCKERFILE_V0, {"shm-size": "1k"}, InvalidParameter, "shm-size: '1k'"),
         (DOCKERFILE_V0, {"ulimit": "nofile=x"}, InvalidParameter, "ulimit: 'nofile=x'"),
-        (DOCKERFILE_V0, {"platform": "windows/amd64"}, InvalidParameter, "windows"),
         (DOCKERFILE_V0, {"add-hosts": "nothing"}, InvalidParameter, "nothing"),
     ],
 )

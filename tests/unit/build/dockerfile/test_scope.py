@@ -88,6 +88,22 @@ def test_the_global_scope_has_the_platforms() -> None:
     }
 
 
+def test_a_default_that_cannot_be_expanded_is_not_needed_when_there_is_a_value() -> None:
+    line = arg(("a", "${x:?is missing}"), ("b", "$y"))
+    arguments = Arguments({"a": "1"}, PLATFORMS)
+    assert arguments.expand(line, {"y": "z"}, "\\") == arg(("a", "${x:?is missing}"), ("b", "z"))
+    arguments.declare_global(line)
+    assert arguments.global_variables()["a"] == "1"
+    with pytest.raises(InvalidParameter, match="x: is missing"):
+        Arguments({"b": "1"}, PLATFORMS).expand(line, {}, "\\")
+
+
+def test_arguments_of_attestations_are_not_for_run() -> None:
+    scope = Scope(Arguments({}, PLATFORMS))
+    scope.declare(arg(("BUILDKIT_SBOM_SCAN_STAGE", "true"), ("a", "1")))
+    assert scope.run_environment([]) == (["a=1"], ["a=1"])
+
+
 def test_the_environment_of_a_run() -> None:
     arguments = Arguments(
         {"b": "2", "HTTP_PROXY": "p", "no_proxy": "q", "https_proxy": "r", "unused": "u", "SOURCE_DATE_EPOCH": "0"},

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.build.dialect import BUILDKIT
+from engine.build.dialect import BUILDKIT, CLASSIC
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
 from engine.build.dockerfile.stages import Dockerfile
 from engine.errors import InvalidParameter
-from engine.images.instructions.records import Copy, Run
+from engine.images.instructions.records import Copy, Entrypoint, Run
 
 PLATFORMS = Platforms(build="linux/amd64", target="linux/arm64")
 
@@ -220,3 +220,32 @@ def test_any_graph(graph: list[tuple[int | None, list[int]]], target: int) -> No
 def test_many_stages_in_a_row() -> None:
     text = "FROM a AS s0\n" + "".join(f"FROM s{index} AS s{index + 1}\n" for index in range(3000))
     assert len(names(text)) == 3001
+
+
+@pytest.mark.parametrize(
+    ("last", "target", "expected"),
+    [("FROM b AS Two", "", "two"), ("FROM b AS two", "one", "one"), ("FROM b", "", "default")],
+)
+def test_the_name_of_the_target(last: str, target: str, expected: str) -> None:
+    file = stages.read(lines.parse(f"FROM a AS one\n{last}\n".encode()), {}, PLATFORMS, target)
+    assert file.arguments.global_variables()["TARGETSTAGE"] == expected
+
+
+def test_one_stage() -> None:
+    assert stages.is_one(read("FROM a\nRUN --mount=type=cache,target=/c x\n"))
+    assert not stages.is_one(read("FROM a\nCOPY --from=b / /\n"))
+    assert not stages.is_one(read("FROM a\nFROM a\n"))
+
+
+def test_images_in_place_of_stages() -> None:
+    file = stages.replaced(read("FROM a AS one\nRUN x\nFROM one\nRUN y\n"), lambda name: name == "one")
+    first, second = file.stages
+    assert (first.base, first.parent, first.instructions) == ("one", None, ())
+    assert second.parent == 0 and len(second.instructions) == 1
+
+
+def test_what_follows_an_array_is_the_dialect_s() -> None:
+    text = b'FROM a\nENTRYPOINT ["x"] # y\n'
+    for dialect, command in ((CLASSIC, ("x",)), (BUILDKIT, '["x"] # y')):
+        (entrypoint,) = stages.read(lines.parse(text), {}, PLATFORMS, dialect=dialect).stages[0].instructions
+        assert isinstance(entrypoint, Entrypoint) and entrypoint.command == command

@@ -466,6 +466,11 @@ def test_arrays_of_other_things(text: str) -> None:
     assert error.value.message == "When using JSON array syntax, arrays must be comprised of strings only."
 
 
+def test_what_follows_an_array() -> None:
+    assert words.array('["x"] # y') == words.array('["x"] \t', whole=True) == ["x"]
+    assert words.array('["x"] # y', whole=True) is None
+
+
 def test_a_nul_in_an_array() -> None:
     with pytest.raises(InvalidParameter, match="NUL"):
         words.array('["a\\u0000"]')
