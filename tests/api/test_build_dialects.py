@@ -67,6 +67,17 @@ def test_what_run_writes_below_a_volume(builder: TempEngine) -> None:
     assert "nothing" in classic(builder, text)
 
 
+def test_a_volume_that_the_image_lacks(builder: TempEngine) -> None:
+    """In the classic builder a volume is mounted there, whose mount point stays."""
+    look = "stat -c '%n %u %a' /a /a/nd; ls -A /a/nd"
+    text = f"FROM busybox\nVOLUME /a/nd /etc\nRUN chown 5 /a/nd && touch /a/nd/x && {look}\nRUN echo again; {look}\n"
+    first, second = "\n".join(classic(builder, text)).split("\nagain\n")
+    assert "/a 0 755\n/a/nd 5 755\nx\n" in first
+    assert second.startswith("/a 0 755\n/a/nd 0 755\n") and "x\n" not in second
+    failed = buildx(builder, text)
+    assert failed.failure is not None and failed.vertices[-1].errors.startswith(b"chown: /a/nd: No such file")
+
+
 def test_proxies_under_both_spellings(builder: TempEngine) -> None:
     text = "FROM busybox\nENV no_proxy=z\nRUN env | grep -i _proxy | sort\n"
     lines = printed(buildx(builder, text, HTTP_PROXY="p", no_proxy="q")).decode().split()

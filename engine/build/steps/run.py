@@ -16,12 +16,14 @@ Not here: containers (engine/containers), the mounts (`mounts.py`).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 from collections.abc import Callable
 
 import msgspec
 
-from engine.build import keys
+from engine.build import copying, keys
 from engine.build.dockerfile.scope import Environment
 from engine.build.errors import StepFailed
 from engine.build.options import SANDBOX
@@ -31,6 +33,7 @@ from engine.build.state import State, after, shell_of
 from engine.build.steps import layer, mounts
 from engine.containers import output, removal
 from engine.containers.container import Container
+from engine.containers.extra_mounts import Bind, Variable
 from engine.errors import EngineError, InvalidParameter, NotFound
 from engine.images.archive import ARCHITECTURE
 from engine.images.instructions import records
@@ -138,6 +141,11 @@ class _Container:
         self._config = config
         self._host = host
         self._log = log
+        keeps_volumes = self._options.dialect.keeps_volumes
+        self._dropped = () if keeps_volumes else tuple(before.config.volumes or ())
+        """Volumes, whose changes are no part of the image."""
+        self._made: set[str] = set()
+        """Directories that their mount points need, relative to the root."""
         self.id = ""
 
     async def run(self, wanted: mounts.Wanted, script: tuple[str, bytes] | None, claim: Callable[[str], None]) -> str:
@@ -152,6 +160,7 @@ class _Container:
             ready = await mounts.open_all(self._stage, wanted, self._log, borrowed)
             if script is not None:
                 ready.add_script(*script)
+            await self._add_volumes(ready, borrowed)
             container = await self._parts.containers.create_transient(body, image, mounts=ready.mounts)
             self.id = container.id
             try:
@@ -163,6 +172,26 @@ class _Container:
             except BaseException:
                 await uninterrupted(self._discard(container))
                 raise
+
+    async def _add_volumes(self, ready: mounts.Ready, borrowed: contextlib.AsyncExitStack) -> None:
+        """Where the image lacks the directory of a volume, mount an empty one. Its mount point becomes
+        a part of the image, as with Docker's volumes.
+        """
+        root = await self._stage.root() if self._dropped else -1
+        taken = {mount.destination for mount in ready.mounts if not isinstance(mount, Variable)}
+        for volume in self._dropped:
+            try:
+                place = await asyncio.to_thread(copying.destination, root, volume, directory=True)
+            except InvalidParameter:  # something else is there
+                continue
+            path = f"/{place.path}"
+            if not place.missing or path in taken:
+                continue
+            taken.add(path)
+            self._made.update(place.missing)
+            directory = await self._stage.site.scratch_directory(borrowed)
+            await asyncio.to_thread(os.fchmod, directory, 0o755)
+            ready.mounts.append(Bind(destination=path, source=directory, writable=True))
 
     async def _wait(self, container: Container) -> tuple[int, EngineError | None]:
         """The exit code, when its output has ended; the error of a start that failed."""
@@ -196,14 +225,14 @@ class _Container:
     async def _changes(self, container: Container, claim: Callable[[str], None]) -> str:
         """Make the layer of its changes, and remove the container with `rm`."""
         below = self._before.document.rootfs.diff_ids
-        volumes = () if self._options.dialect.keeps_volumes else tuple(self._before.config.volumes or ())
         images = self._parts.images
         if self._options.remove:
             ingest = await self._parts.containers.take(container)
         else:
             await uninterrupted(self._parts.containers.keep(container))
             ingest = await layer.copy_changes(self._parts, container)
-        extraction = await images.layers.seal(ingest, self._before.top, drop=volumes)
+        ingest = ingest._replace(stubs=tuple(stub for stub in ingest.stubs if stub not in self._made))
+        extraction = await images.layers.seal(ingest, self._before.top, drop=self._dropped)
         diff_id = await layer.commit(self._parts, below, ingest, extraction, claim)
         if self._options.remove:
             self._log.say(f"Removing intermediate container {container.id[:12]}\n", classic=True)
