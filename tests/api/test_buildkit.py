@@ -161,6 +161,39 @@ def test_named_contexts_in_place_of_stages(builder: TempEngine) -> None:
     assert Build(builder.socket, dockerfile(text), options=options).result().image_id
 
 
+def test_an_image_layout_of_the_client(builder: TempEngine) -> None:
+    word = unique()
+    made = build(builder, f"FROM busybox\nRUN echo {word} >/word\n", names="laid").image_id
+    saved = builder.request("GET", "/v1.24/images/laid/get").body
+    assert builder.request("DELETE", "/v1.24/images/laid").status == 200
+    with tarfile.open(fileobj=io.BytesIO(saved)) as archive:
+        files = {member.name: archive.extractfile(member) for member in archive if member.isfile()}
+        contents = {name: file.read() for name, file in files.items() if file is not None}
+    blobs = {f"sha256:{name[13:]}": content for name, content in contents.items() if name.startswith("blobs/sha256/")}
+    index = contents["index.json"]
+    blobs[f"sha256:{hashlib.sha256(index).hexdigest()}"] = index
+    for digest in (f"sha256:{hashlib.sha256(index).hexdigest()}", json.loads(index)["manifests"][0]["digest"]):
+        built = build(
+            builder,
+            f"FROM base\nRUN : {unique()}; cat /word\n",
+            options={"context:base": f"oci-layout://store:latest@{digest}"},
+            services=sessions.of_layout("store", blobs),
+        )
+        assert built.failure is None and built.vertices[-2].log == f"{word}\n".encode(), built
+    image = builder.request("GET", f"/v1.24/images/{built.image_id}/json").json()
+    assert image["RootFS"]["Layers"][:2] and builder.request("GET", f"/v1.24/images/{made}/json").status == 200
+    manifest = json.loads(index)["manifests"][0]["digest"]
+    for change, words in (({manifest: b"{}"}, "does not match its digest"), ({"x": b""}, "not found")):
+        known = {manifest: blobs[manifest], **change} if "x" not in change else {"x": b""}
+        refused = build(
+            builder,
+            "FROM base\n",
+            options={"context:base": f"oci-layout://store@{manifest}"},
+            services=sessions.of_layout("store", known),
+        )
+        assert refused.failure is not None and words in refused.failure.message
+
+
 def test_files_of_a_repository_and_the_client_s_dockerfile(builder: TempEngine, tmp_path: Path) -> None:
     word = unique()
     for name, objects in (("r", "sha1"), ("s", "sha256")):
@@ -449,7 +482,8 @@ def test_a_dockerfile_that_is_missing(builder: TempEngine) -> None:
     ("given", "words"),
     [
         ({"frontend": "gateway.v0", "options": {"source": "my/frontend"}}, "frontend 'my/frontend' is not supported"),
-        ({"options": {"context:x": "oci-layout://x"}}, "named context 'x': only directories, images, targets"),
+        ({"options": {"context:x": "oci-layout://x"}}, "'oci-layout://x': an image layout needs a name and a digest"),
+        ({"options": {"context:x": "else://x"}}, "named context 'x': 'else://x' is not supported"),
         ({"options": {"context:x": "input:x"}}, "named context 'x': its input is missing"),
         ({"inputs": {"x": field(1, b"")}}, "builds of LLB are not supported"),
         ({"options": {"requestid": "frontend.outline"}}, "request 'frontend.outline'"),

@@ -96,6 +96,19 @@ _CAPABILITIES = (
     *("solve.base", "solve.inlinereturn", "return", "returnmap", "proto.refarray"),
     *("frontend.caps", "frontend.inputs", "reference.output", "gateway.evaluate"),
 )
+_GRAPHS = (
+    *("source.image", "source.local", "source.local.unique", "source.local.sessionid"),
+    *("source.local.includepatterns", "source.local.followpaths", "source.local.excludepatterns"),
+    *("source.local.sharedkeyhint", "source.git", "source.git.keepgitdir", "source.git.fullurl"),
+    *("source.http", "source.http.checksum", "source.http.perm", "soruce.http.uidgid"),
+    *("buildop.llbfilename", "exec.meta.base", "exec.meta.proxyenv", "exec.mount.bind"),
+    *("exec.mount.cache", "exec.mount.cache.sharing", "exec.mount.selector", "exec.mount.tmpfs"),
+    *("exec.mount.secret", "constraints", "platform", "meta.ignorecache", "meta.description"),
+    *("meta.exportcache", "exporter.multiple"),
+)
+"""What clients assume of an engine that says nothing about graphs, and that a build may have several
+exporters, of which they ask here too.
+"""
 _EXPORTERS = frozenset(("moby", "image", "", LOCAL, TAR))
 _FILTER = re.compile(r"([a-z-]+)(?:(?:==|~=)(.*))?\Z", re.DOTALL)
 
@@ -249,8 +262,8 @@ class Control:
 
     async def _ping(self, stream: Stream) -> bytes:
         await _request(stream, Empty)
-        able = [Capability(id=name, enabled=True) for name in _CAPABILITIES]
-        return protobuf.encode(PongResponse(frontend=able, workers=self._records()))
+        able, graphs = ([Capability(id=name, enabled=True) for name in names] for names in (_CAPABILITIES, _GRAPHS))
+        return protobuf.encode(PongResponse(frontend=able, llb=graphs, workers=self._records()))
 
     # --- the frontend -----------------------------------------------------------------------------
 

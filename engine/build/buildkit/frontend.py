@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engine.build import context, git, options
+from engine.build.buildkit import layouts
 from engine.build.buildkit.progress import Progress, Steps, VertexProgress
 from engine.build.buildkit.services import Session
 from engine.build.buildkit.session import Sessions
@@ -101,8 +102,8 @@ class Wanted(NamedTuple):
     """Of the context, instead of a directory of the client."""
     named: dict[str, str]
     """Contexts that stand for images in the Dockerfile: `local:` with the name of a directory of
-    the client, `docker-image://` with the name of an image, `input:` with the name of a result, or
-    the URL of a repository or an archive.
+    the client, `docker-image://` with the name of an image, `oci-layout://` with one of the client's
+    image layouts, `input:` with the name of a result, or the URL of a repository or an archive.
     """
     inputs: dict[str, str]
     """Results of other builds, by name."""
@@ -160,10 +161,10 @@ def _check_context(name: str, source: str, inputs: Mapping[str, str]) -> None:
     """Raises Unimplemented for a named context of another kind, InvalidParameter for an input that
     the client has not sent.
     """
-    if not source.startswith((_LOCAL, _IMAGE, _INPUT)) and not _fetched(source):
-        raise Unimplemented(
-            f"named context {name[:200]!r}: only directories, images, targets, repositories and archives are supported"
-        )
+    if source.startswith(layouts.SCHEME):
+        layouts.check(source)
+    elif not source.startswith((_LOCAL, _IMAGE, _INPUT)) and not _fetched(source):
+        raise Unimplemented(f"named context {name[:200]!r}: {source[:200]!r} is not supported")
     if source.startswith(_INPUT) and source.removeprefix(_INPUT) not in inputs:
         raise InvalidParameter(f"named context {name[:200]!r}: its input is missing")
 
@@ -287,6 +288,12 @@ class Files:
         """
         found = {}
         for name, source in self._wanted.named.items():
+            if source.startswith(layouts.SCHEME):
+                with _vertex(progress, f"[context {name}] load image from layout"):
+                    session = await self._session()
+                    platform = self._wanted.options.platform
+                    found[options.context_key(name)] = await layouts.load(session, source, platform, self._images)
+                continue
             if source.startswith(_IMAGE):
                 found[options.context_key(name)] = source.removeprefix(_IMAGE)
                 continue

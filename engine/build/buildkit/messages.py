@@ -12,6 +12,17 @@ from typing import Annotated
 import msgspec
 
 
+class ReadContentRequest(msgspec.Struct):
+    """containerd.services.content.v1"""
+
+    digest: Annotated[str, 1] = ""
+
+
+class ReadContentResponse(msgspec.Struct):
+    offset: Annotated[int, 1] = 0
+    data: Annotated[bytes, 2] = b""
+
+
 class GetSecretRequest(msgspec.Struct):
     """moby.buildkit.secrets.v1"""
 

@@ -27,6 +27,8 @@ from engine.build.buildkit.messages import (
     CredentialsResponse,
     GetSecretRequest,
     GetSecretResponse,
+    ReadContentRequest,
+    ReadContentResponse,
 )
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unimplemented, reason
 from engine.images.credentials import NOBODY, Credentials
@@ -50,6 +52,7 @@ DIFF_COPY = "/moby.filesync.v1.FileSync/DiffCopy"
 
 FILE_SEND = "/moby.filesync.v1.FileSend/DiffCopy"
 UPLOAD = "/moby.upload.v1.Upload/Pull"
+READ_CONTENT = "/containerd.services.content.v1.Content/Read"
 
 DEFAULT_AGENT = "default"
 
@@ -186,6 +189,19 @@ class Session:
     def file_send(self, metadata: list[tuple[str, str]]) -> grpc.Stream:
         """A call by which the client receives files of a build. Raises Unimplemented."""
         return self._served(FILE_SEND, "place for files of a build").call(FILE_SEND, metadata)
+
+    async def blob(self, store: str, digest: str) -> AsyncGenerator[bytes, None]:
+        """A blob of one of the client's image layouts. Raises Unimplemented, and ServerError with
+        the client's reason.
+        """
+        connection = self._served(READ_CONTENT, "image layouts")
+        stream = connection.call(READ_CONTENT, [("buildkit-attachable-store-id", f"oci:{store}")])
+        try:
+            await stream.send(protobuf.encode(ReadContentRequest(digest=digest)), last=True)
+            while (message := await stream.receive()) is not None:
+                yield protobuf.decode(message, ReadContentResponse).data
+        finally:
+            stream.cancel()
 
     async def upload(self, path: str, host: str) -> AsyncGenerator[bytes, None]:
         """The archive that the client uploads under this path. Raises Unimplemented."""

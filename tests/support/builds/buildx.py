@@ -125,7 +125,8 @@ class Build:
                 self.finish()
 
     def _begin(self, frontend: str, asked: Mapping[str, str], inputs: Mapping[str, bytes]) -> None:
-        assert fields(self.caller.ask(f"{BRIDGE}Ping", b"", self._about))[3]
+        pong = self.caller.ask(f"{BRIDGE}Ping", b"", self._about)
+        assert fields(pong)[3] and b"exporter.multiple" in pong
         request = part(2, frontend) + mapping(3, asked) + part(5, 1) + part(6, 1)
         for name, definition in inputs.items():
             request += part(13, part(1, name) + part(2, definition))

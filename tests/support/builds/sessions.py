@@ -23,6 +23,7 @@ from tests.support import PATIENCE
 from tests.support.engine import client
 
 GET_SECRET = "/moby.buildkit.secrets.v1.Secrets/GetSecret"
+READ_CONTENT = "/containerd.services.content.v1.Content/Read"
 CHECK_AGENT = "/moby.sshforward.v1.SSH/CheckAgent"
 FORWARD_AGENT = "/moby.sshforward.v1.SSH/ForwardAgent"
 CREDENTIALS = "/moby.filesync.v1.Auth/Credentials"
@@ -241,6 +242,21 @@ def of_secrets(known: Mapping[str, bytes]) -> dict[str, Handler]:
         return field(1, known[name])
 
     return {GET_SECRET: get}
+
+
+def of_layout(name: str, blobs: Mapping[str, bytes]) -> dict[str, Handler]:
+    """containerd's content service, for one image layout. `blobs`: by digest."""
+
+    def read(call: Call) -> None:
+        assert call.values("buildkit-attachable-store-id") == [f"oci:{name}"]
+        digest = fields(call.receive() or b"")[1].decode()
+        if digest not in blobs:
+            raise Failed(5, f"content {digest}: not found")
+        content = blobs[digest]
+        for begin in range(0, len(content), 1 << 20):
+            call.send((field(1, begin) if begin else b"") + field(2, content[begin : begin + (1 << 20)]))
+
+    return {READ_CONTENT: read}
 
 
 def of_agent(agent: str, name: str = "default") -> dict[str, Handler]:

@@ -131,7 +131,7 @@ def test_the_frontend_as_an_image(source: str) -> None:
         (GATEWAY, {"source": "docker/dockerfile:1\n"}, Unimplemented, "is not supported"),
         (DOCKERFILE_V0, {"requestid": "frontend.outline"}, Unimplemented, "request 'frontend.outline'"),
         (DOCKERFILE_V0, {"context:base": "input:base"}, InvalidParameter, "named context 'base': its input is missing"),
-        (DOCKERFILE_V0, {"context:base": "oci-layout://x"}, Unimplemented, "named context 'base'"),
+        (DOCKERFILE_V0, {"context:base": "oci-layout://x"}, InvalidParameter, "needs a name and a digest"),
         (DOCKERFILE_V0, {"attest:sbom": ""}, Unimplemented, "SBOM"),
         (DOCKERFILE_V0, {"platform": "linux/amd64,linux/arm64"}, Unimplemented, "one platform"),
         (DOCKERFILE_V0, {"shm-size": "1k"}, InvalidParameter, "shm-size: '1k'"),
