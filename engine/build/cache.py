@@ -128,7 +128,8 @@ class Cache:
             return None
         state = State(key=key, image_id=image_id, document=record.config, chain_ids=record.chain_ids)
         if kept is not None:
-            self._record(msgspec.structs.replace(state, parent=kept.parent))
+            # A prune may remove the kept one before this is written.
+            self._record(msgspec.structs.replace(state, raw=_document(state), parent=kept.parent))
         return state
 
     def add(self, state: State, parent_key: str, text: str) -> None:
@@ -224,8 +225,8 @@ class Cache:
             # Checked under the lock: an earlier write may have recorded the image, and a prune may
             # have removed it since.
             if state.image_id not in self._new:
-                raw = state.raw or encoded(state.document)
-                if state.image_id == f"sha256:{hashlib.sha256(raw).hexdigest()}":
+                raw = state.raw or _document(state)
+                if raw:
                     self._record(msgspec.structs.replace(state, raw=raw))
             await uninterrupted(self._write({state.image_id: names}, last=True))
 
@@ -285,6 +286,12 @@ class Cache:
         finally:
             if claims is not None:
                 await claims.release()
+
+
+def _document(state: State) -> bytes:
+    """The bytes of a document that was made here; empty for one that another program has encoded."""
+    raw = encoded(state.document)
+    return raw if state.image_id == f"sha256:{hashlib.sha256(raw).hexdigest()}" else b""
 
 
 __all__ = ["Cache", "StepRecord"]

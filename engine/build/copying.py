@@ -503,9 +503,9 @@ class Stream:
         `keeps_times`: the destination gets the time of the directory whose content is copied.
 
         `owner`: of everything but members of archives, which have their own unless `owns_members`
-        (`--chown`); None means 0:0, or each entry's own where the selection keeps them. `chmod`: octal digits or symbolic
-        modes, not for members of archives. `now`: nanoseconds, the time of new directories.
-        `epoch`: seconds of SOURCE_DATE_EPOCH, later times become this one.
+        (`--chown`); None means 0:0, or each entry's own where the selection keeps them. `chmod`:
+        octal digits or symbolic modes, not for members of archives. `now`: nanoseconds, the time of
+        new directories. `epoch`: seconds of SOURCE_DATE_EPOCH, later times become this one.
         """
         assert place.is_directory or not selection.needs_directory
         self.large = any(entry.size >= _LARGE for piece in selection.pieces for _, entry in piece.entries)

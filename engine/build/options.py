@@ -81,8 +81,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     build_id: str = ""
     """The client's own id of the build, for POST /build/cancel."""
     contexts: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """Images, by name or id, that stand for names in FROM and `from`, and for stages of these names;
-    `scratch` is the empty root. By `context_key`.
+    """Images, by name or id, that stand for names in FROM and `from`, and for stages of these
+    names; `scratch` is the empty root. By `context_key`.
     """
     credentials: Mapping[str, Credentials] = msgspec.field(default_factory=dict)
     """By registry domain, as in `Reference.domain`."""

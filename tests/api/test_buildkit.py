@@ -365,7 +365,8 @@ def test_a_file_system_for_another_system(builder: TempEngine) -> None:
 
 
 def test_what_run_sees_of_buildkit(builder: TempEngine) -> None:
-    text = f"FROM busybox AS last\nARG TARGETSTAGE BUILDKIT_SBOM_SCAN_STAGE=true X=${{Y:?}}\nRUN : {unique()}; hostname; env\n"
+    arguments = "TARGETSTAGE BUILDKIT_SBOM_SCAN_STAGE=true X=${Y:?}"
+    text = f"FROM busybox AS last\nARG {arguments}\nRUN : {unique()}; hostname; env\n"
     for name in ("", "my-host"):
         options = {"build-arg:X": "1"} | ({"build-arg:BUILDKIT_SANDBOX_HOSTNAME": name} if name else {})
         built = build(builder, text, options=options)

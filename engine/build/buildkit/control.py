@@ -106,8 +106,8 @@ _GRAPHS = (
     *("exec.mount.secret", "constraints", "platform", "meta.ignorecache", "meta.description"),
     *("meta.exportcache", "exporter.multiple"),
 )
-"""What clients assume of an engine that says nothing about graphs, and that a build may have several
-exporters, of which they ask here too.
+"""What clients assume of an engine that says nothing about graphs, and that a build may have
+several exporters, of which they ask here too.
 """
 _EXPORTERS = frozenset(("moby", "image", "", LOCAL, TAR))
 _FILTER = re.compile(r"([a-z-]+)(?:(?:==|~=)(.*))?\Z", re.DOTALL)

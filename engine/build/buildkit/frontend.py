@@ -102,8 +102,9 @@ class Wanted(NamedTuple):
     """Of the context, instead of a directory of the client."""
     named: dict[str, str]
     """Contexts that stand for images in the Dockerfile: `local:` with the name of a directory of
-    the client, `docker-image://` with the name of an image, `oci-layout://` with one of the client's
-    image layouts, `input:` with the name of a result, or the URL of a repository or an archive.
+    the client, `docker-image://` with the name of an image, `oci-layout://` with one of the
+    client's image layouts, `input:` with the name of a result, or the URL of a repository or an
+    archive.
     """
     inputs: dict[str, str]
     """Results of other builds, by name."""

@@ -1,5 +1,5 @@
-"""An image of a client's OCI layout (`--build-context name=oci-layout://…`): read blob by blob through
-the session's content service, and loaded as an archive of it would be.
+"""An image of a client's OCI layout (`--build-context name=oci-layout://…`): read blob by blob
+through the session's content service, and loaded as an archive of it would be.
 
 Threads: the event loop's. Not here: archives and their verification (`images/archive.py`), the call
         (`services.py`).

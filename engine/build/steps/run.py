@@ -174,8 +174,8 @@ class _Container:
                 raise
 
     async def _add_volumes(self, ready: mounts.Ready, borrowed: contextlib.AsyncExitStack) -> None:
-        """Where the image lacks the directory of a volume, mount an empty one. Its mount point becomes
-        a part of the image, as with Docker's volumes.
+        """Where the image lacks the directory of a volume, mount an empty one. Its mount point
+        becomes a part of the image, as with Docker's volumes.
         """
         root = await self._stage.root() if self._dropped else -1
         taken = {mount.destination for mount in ready.mounts if not isinstance(mount, Variable)}

@@ -96,7 +96,8 @@ class Build:
         finish: bool = True,
     ) -> None:
         """`direct`: the frontend is named in Control/Solve, as older clients do. `inputs`:
-        definitions of other builds. `exporters`: instead of one. Without `finish` the build begins with `evaluate` or `finish`.
+        definitions of other builds. `exporters`: instead of one. Without `finish` the build begins
+        with `evaluate` or `finish`.
         """
         self._open = ExitStack()
         handlers = sessions.of_files(directories) | dict(services or {})

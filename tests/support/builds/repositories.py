@@ -38,8 +38,8 @@ def git(directory: Path, *words: str) -> str:
 
 
 class Repository:
-    """A repository below the servers' directory, whose default branch is `trunk`. `objects`: the hash
-    that names its objects.
+    """A repository below the servers' directory, whose default branch is `trunk`. `objects`: the
+    hash that names its objects.
     """
 
     def __init__(self, top: Path, name: str, *, objects: str = "sha1") -> None:
