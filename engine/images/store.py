@@ -546,7 +546,9 @@ class ImageStore:
             await asyncio.to_thread(lambda: [self._content.ingest(each.raw) for each in built if each.raw])
             changed: dict[str, ImageRecord] = {}
             try:
-                for each in built:
+                for number, each in enumerate(built, 1):
+                    if not number % 50:  # a build may have a thousand
+                        await asyncio.sleep(0)
                     record = (
                         self.index.find(each.id)
                         or self._revived(each.id, changed)
