@@ -319,7 +319,12 @@ def engine(shared_engine: TempEngine) -> Iterator[TempEngine]:
 
 @pytest.fixture
 def clean(engine: TempEngine) -> Iterator[TempEngine]:
-    """The shared engine. Images that a test adds are removed afterwards, with all their files."""
+    """The shared engine. Images that a test adds are removed afterwards, with all their files and the
+    build cache, which outlives images.
+    """
+
+    def prune() -> None:
+        assert engine.request("POST", "/v1.31/build/prune").status == 200
 
     def state() -> tuple[int, ...]:
         return tuple(len(os.listdir(engine.root / place)) for place in ("layers", "content/sha256", "tmp"))
@@ -327,12 +332,14 @@ def clean(engine: TempEngine) -> Iterator[TempEngine]:
     def ids() -> list[str]:
         return [image["Id"] for image in engine.request("GET", "/v1.24/images/json").json()]
 
+    prune()
     before, kept = state(), ids()
     yield engine
     engine.remove_all()
     for image in ids():  # newest first, so that children are removed before their parents
         if image not in kept:
             engine.request("DELETE", f"/v1.24/images/{image}?force=1")
+    prune()
     until("nothing is left", lambda: state() == before)
 
 
