@@ -319,8 +319,8 @@ def engine(shared_engine: TempEngine) -> Iterator[TempEngine]:
 
 @pytest.fixture
 def clean(engine: TempEngine) -> Iterator[TempEngine]:
-    """The shared engine. Images that a test adds are removed afterwards, with all their files and the
-    build cache, which outlives images.
+    """The shared engine. Images that a test adds are removed afterwards, with all their files and
+    the build cache, which outlives images.
     """
 
     def prune() -> None:

@@ -289,7 +289,9 @@ class Cache:
 
 
 def _document(state: State) -> bytes:
-    """The bytes of a document that was made here; empty for one that another program has encoded."""
+    """The bytes of a document that was made here; empty for one that another program has
+    encoded.
+    """
     raw = encoded(state.document)
     return raw if state.image_id == f"sha256:{hashlib.sha256(raw).hexdigest()}" else b""
 

@@ -463,6 +463,10 @@ def test_a_long_command_that_fails(builder: TempEngine) -> None:
         ("FROM busybox\nRUNX true\n", "unknown instruction: RUNX (did you mean RUN?)"),
         ("", "cannot be empty"),
         ("FROM busybox\nCOPY nothing /\n", "nothing"),
+        (
+            "FROM busybox\nARG empty\nWORKDIR /w\nCOPY --link Dockerfile $empty\n",
+            "COPY --link: the destination is empty",
+        ),
         ("# syntax=my/frontend:1\nFROM busybox\n", "my/frontend:1"),
         ("FROM busybox\nRUN --mount=type=secret,id=t,required=true true\n", "secret t: not found"),
     ],
