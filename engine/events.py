@@ -30,6 +30,11 @@ CLOCK_SET_BACK = 1_000_000_000
 the clock was set back.
 """
 
+JUST_STARTED = 500_000_000
+"""Age in nanoseconds up to which the start of a container that still runs is told to a new
+subscriber.
+"""
+
 EVENT_FILTERS = (
     "config",
     "container",
@@ -104,6 +109,21 @@ class EventLog:
             and (until_ns is None or message.time_nano <= until_ns)
             and matches(message, filters or {})
         ]
+
+    def just_started(self, runs: Callable[[str], bool], filters: Filters | None = None) -> list[Message]:
+        """The last `start` of each container that started within `JUST_STARTED` and still runs.
+
+        A client that subscribes and then starts a container, in two processes, would miss the event
+        when the start is faster than its subscription.
+        """
+        starts: dict[str, Message] = {}
+        earliest = time.time_ns() - JUST_STARTED
+        for message in reversed(self._history):
+            if message.time_nano < earliest:
+                break
+            if message.type == "container" and message.action == "start" and matches(message, filters or {}):
+                starts.setdefault(message.actor.id, message)
+        return [message for container, message in reversed(starts.items()) if runs(container)]
 
     @property
     def listeners(self) -> int:

@@ -57,6 +57,16 @@ UPDATE_LIMIT = 1 << 20
 
 
 def list_all(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
+    return _list_after_ends(engine, request) if engine.containers.ending else _list(engine, request)
+
+
+async def _list_after_ends(engine: Engine, request: Request) -> Reply:
+    await asyncio.gather(*(container.end_recorded() for container in engine.containers.ending))
+    reply = _list(engine, request)
+    return reply if isinstance(reply, Reply) else await reply
+
+
+def _list(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
     now = time.time_ns()
     # The generation is read first: a change while a long list is made makes that list outdated.
     generation = engine.containers.generation
@@ -237,6 +247,19 @@ def inspect_link(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
 
 def _inspect(engine: Engine, request: Request, name: str) -> Reply | Awaitable[Reply]:
     container = engine.containers.get(name)
+    if container.ending:
+        return _inspect_after_end(engine, container, request)
+    return _inspect_now(engine, container, request)
+
+
+async def _inspect_after_end(engine: Engine, container: Container, request: Request) -> Reply:
+    await container.end_recorded()
+    container.check_present()
+    reply = _inspect_now(engine, container, request)
+    return reply if isinstance(reply, Reply) else await reply
+
+
+def _inspect_now(engine: Engine, container: Container, request: Request) -> Reply | Awaitable[Reply]:
     if parameters.boolean(request.query, "size") and request.version.has(Flag.INSPECT_SIZE):
         return _inspect_with_size(engine, container, request)
     if container.log_delivered:

@@ -23,8 +23,8 @@ _STREAM_TYPES = (JSON_LINES, "application/x-ndjson", JSON_SEQUENCE)
 
 
 def list_all(engine: Engine, request: Request) -> StreamReply:
-    """GET /events. With `since` or `until`, remembered past events come first. Then live events
-    follow, up to `until`.
+    """GET /events. With `since` or `until`, remembered past events come first; without both, the
+    starts of containers that have just started. Then live events follow, up to `until`.
     """
     wanted = filters(request.query, EVENT_FILTERS)
     content_type = _stream_type(request)
@@ -35,8 +35,10 @@ def list_all(engine: Engine, request: Request) -> StreamReply:
     # Nothing is awaited between subscribing and reading the past, so no event is missed or sent
     # twice. The response head is flushed after both.
     subscription = engine.events.subscribe(wanted)
-    asked = since is not None or until is not None
-    past = engine.events.history(since or 0, until, wanted) if asked else []
+    if since is not None or until is not None:
+        past = engine.events.history(since or 0, until, wanted)
+    else:
+        past = engine.events.just_started(engine.containers.runs, wanted)
     return StreamReply(
         request.status, EventFeed(request, subscription, past, until, content_type == JSON_SEQUENCE), content_type
     )

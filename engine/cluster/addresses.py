@@ -1,8 +1,9 @@
 """The addresses of a node: what the operator wrote becomes host:port (API 1.24, "Swarm").
 
 ListenAddr, AdvertiseAddr and DataPathAddr are `IP`, `IP:port`, `interface` or `interface:port`.
-Without an AdvertiseAddr it is the only global address of the host outside of the engine's own
-networks; an address behind NAT is never guessed.
+Without an AdvertiseAddr it is the only global address of the host's devices, as in dockerd; an
+address behind NAT is never guessed. A host without such an address may have one on a link of
+another kind (`_RANKS`), but not on the engine's own networks.
 
 Pure, but for `of_host`, which asks the kernel.
 Raises:  InvalidParameter that names the field and its value.
@@ -26,18 +27,27 @@ class HostAddress(NamedTuple):
 
     interface: str
     address: IPAddress
+    kind: str = ""
+    """The link's kind; empty for a device."""
+    up: bool = True
 
 
 def of_host() -> list[HostAddress]:
     """All addresses of the host. Blocks shortly on netlink."""
     with RouteSocket() as kernel:
-        names = {link.ifindex: link.name for link in kernel.links()}
-        found = [HostAddress(names.get(index, ""), interface.ip) for index, interface in kernel.addresses()]
+        links = {link.ifindex: link for link in kernel.links()}
+        found = [
+            HostAddress(link.name, interface.ip, link.kind, link.up)
+            for index, interface in kernel.addresses()
+            if (link := links.get(index)) is not None
+        ]
+    by_name = {link.name: link for link in links.values()}
     try:
         with open("/proc/net/if_inet6", encoding="ascii") as lines:  # proc_net(5)
             for line in lines:
                 digits, _, _, _, _, name = line.split()
-                found.append(HostAddress(name, ipaddress.IPv6Address(bytes.fromhex(digits))))
+                if (link := by_name.get(name)) is not None:
+                    found.append(HostAddress(name, ipaddress.IPv6Address(bytes.fromhex(digits)), link.kind, link.up))
     except OSError:
         pass  # IPv6 is off
     return found
@@ -128,16 +138,33 @@ def _check_own(field: str, text: str, address: IPAddress, host: Sequence[HostAdd
     raise InvalidParameter(f"{field} {text!r}: {address} is not an address of this host.{hint}")
 
 
+_RANKS = {"": 0, "bridge": 2} | dict.fromkeys(
+    ("tun", "wireguard", "ipip", "sit", "gre", "gretap", "ip6gre", "ip6tnl", "vxlan", "geneve", "dummy"), 3
+)
+"""Of which links an address is chosen: devices, then others that may lead to the network (bonds,
+VLANs, a container's veth; 1), then bridges, which other programs have for their guests, then
+tunnels.
+"""
+
+
 def _only(host: Sequence[HostAddress], own_links: Collection[str]) -> IPAddress:
-    """The one global address that others may reach; IPv4 is preferred. Raises InvalidParameter."""
+    """The one global address that others may reach, of the first of `_RANKS` that has any; IPv4 is
+    preferred. Raises InvalidParameter.
+    """
     usable = [
         each
         for each in host
-        if each.interface not in own_links
+        if each.up
+        and each.interface not in own_links
         and not (each.address.is_loopback or each.address.is_link_local or each.address.is_multicast)
     ]
+    best = min((_RANKS.get(each.kind, 1) for each in usable), default=0)
     for version in (4, 6):
-        found = {each.address: each for each in usable if each.address.version == version}
+        found = {
+            each.address: each
+            for each in usable
+            if _RANKS.get(each.kind, 1) == best and each.address.version == version
+        }
         if len(found) == 1:
             return next(iter(found))
         if found:

@@ -74,6 +74,8 @@ _THAW_AFTER = 1.0
 """Seconds after SIGKILL until a process that is still there is thawed."""
 _PEERS_WAIT = 10.0
 """Seconds that a start waits for a container on which it depends and which is about to start."""
+_RECORDED = 1.0
+"""Seconds to wait for the record of an end that has happened. A verb may hold the lock."""
 _SAVE_PAUSE = 1.0
 """Seconds until saving a record is tried again."""
 
@@ -147,6 +149,11 @@ class Container:
     def starts(self) -> bool:
         """A start is in progress, or is planned by its restart policy."""
         return len(self._starts) > 0 or self.record.status.state == State.RESTARTING
+
+    @property
+    def ending(self) -> bool:
+        """Its process has ended, and the record does not show that yet."""
+        return self in self.peers.ending or (self.process is not None and self.process.exit.done())
 
     @property
     def directory(self) -> Path:
@@ -240,6 +247,17 @@ class Container:
     def _may_end(self) -> bool:
         return self.running or self.record.status.state == State.RESTARTING or len(self._starts) > 0
 
+    async def end_recorded(self) -> None:
+        """Wait until the record shows an end that has happened. The monitor reports an exit before
+        it ends the streams of attached clients, and a client may ask as soon as its stream ends.
+        """
+        if self.ending:
+            end = self._ends.next()
+            try:
+                await asyncio.wait({end}, timeout=_RECORDED)
+            finally:
+                end.cancel()
+
     def _answer_waiting(self) -> None:
         self._ends.answer(Ended(self.record.status.exit_code))
 
@@ -325,6 +343,7 @@ class Container:
         Raises NotModified when it runs; a failure undoes everything and sets `State.Error` to the
         reason.
         """
+        await self.end_recorded()
         self.check_present()
         lifecycle.following(self.record.status.state, Verb.START, self.id)
         with self.starting():
@@ -341,6 +360,8 @@ class Container:
             with self._starts.one():
                 yield
         finally:
+            if self.process is None:
+                self.peers.ending.discard(self)  # the start failed after its process had ended
             if not self._may_end:
                 self._answer_waiting()
 
@@ -444,6 +465,8 @@ class Container:
         """
         if self.process is None and not self._starts:  # no run, and none is being made
             self.parts.monitor.forget(self.id)
+        else:
+            self.peers.ending.add(self)
 
     def follow(self, process: Process) -> None:
         """Record the exit of this process, which is its run's, when it comes."""
@@ -476,6 +499,7 @@ class Container:
         if oom_killed and not self._out_of_memory:
             self.publish("oom")
         self.process = None
+        self.peers.ending.discard(self)
         self.replace(
             restart_count=record.restart_count + again,
             stopped_by_user=by_user,

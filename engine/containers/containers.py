@@ -50,6 +50,7 @@ class Containers:
         self.leaving = False
         self.pruning = OnlyOne()
         self.generation = 0
+        self.ending: set[Container] = set()
         self.support = parts.cgroups.support()
 
     async def take_over(self) -> None:
@@ -170,6 +171,10 @@ class Containers:
     def find(self, container_id: str) -> Container | None:
         """By whole id; None when it is gone."""
         return self._all.get(container_id)
+
+    def runs(self, container_id: str) -> bool:
+        container = self.find(container_id)
+        return container is not None and container.running
 
     async def create(self, wanted: CreateBody, name: str, platform: str = "") -> Created:
         """A new container.

@@ -81,6 +81,9 @@ class Peers(Protocol):
     generation: int
     """Increased with every change of any container that replies show."""
 
+    ending: set[Container]
+    """Containers whose process has ended, while their record does not show it yet."""
+
     @property
     def leaving(self) -> bool:
         """The engine is stopping its containers: restart policies no longer apply."""

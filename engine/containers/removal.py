@@ -36,6 +36,7 @@ async def remove(container: Container, *, force: bool, volumes: bool = False) ->
     Raises Conflict when it runs and not `force`, NotFound when it has been removed.
     """
     deleted: list[str] = []
+    await container.end_recorded()
     try:
         await _remove(container, force, volumes, deleted)
     finally:

@@ -57,6 +57,7 @@ def engine() -> Engine:
     )
     outside: Any = SimpleNamespace(config=Config())  # of a swarm
     deliveries: Any = Undelivered()
+    running: Any = SimpleNamespace(runs=lambda container_id: True)
     absent: Any = None  # parts that the handlers under test never reach
     return Engine(
         builder=absent,
@@ -66,7 +67,7 @@ def engine() -> Engine:
         events=EventLog(),
         host=HOST,
         counts=lambda: counts,
-        containers=absent,
+        containers=running,
         deliveries=deliveries,
         devices=list,
         execs=absent,

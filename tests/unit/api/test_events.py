@@ -58,6 +58,35 @@ def test_events_live() -> None:
     asyncio.run(scenario())
 
 
+def test_events_without_since_begin_with_the_containers_that_have_just_started() -> None:
+    async def scenario() -> None:
+        parts = engine()
+        running = {"c1", "c2"}
+        parts.containers.runs = running.__contains__  # type: ignore[method-assign, assignment]
+        now = time.time_ns()
+        for container, action, age in (
+            *(("c2", "start", 0.9), ("c1", "start", 0.2), ("c1", "die", 0.15)),
+            *(("c3", "start", 0.1), ("c1", "start", 0.05), ("c1", "exec_start: sh", 0.04)),
+        ):
+            parts.events.publish("container", action, container, {"n": str(age)}, at_ns=now - int(age * 1e9))
+        found = parts.events.just_started(running.__contains__)
+        assert [(message.actor.id, message.actor.attributes["n"]) for message in found] == [("c1", "0.05")]
+        assert parts.events.just_started(running.__contains__, {"event": ["die"]}) == []
+        assert parts.events.just_started(running.__contains__, {"container": ["c2"]}) == []
+        parts.events.publish("container", "start", "c2")
+        chunks = feed(parts, 'filters={"event":["start"],"container":["c2"]}')
+        assert [event["Actor"]["ID"] for event in lines(await anext(chunks))] == ["c2"]
+        parts.events.publish("container", "start", "c2")
+        assert len(lines(await anext(chunks))) == 1  # once, live
+        await chunks.aclose()
+        chunks = feed(parts, f"since={time.time() + 1:.6f}")
+        parts.events.publish("container", "kill", "c1", at_ns=time.time_ns() + 2 * 10**9)
+        assert [event["Action"] for event in lines(await anext(chunks))] == ["kill"]
+        await chunks.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_events_since() -> None:
     async def scenario() -> None:
         parts = engine()

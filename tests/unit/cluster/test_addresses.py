@@ -84,6 +84,41 @@ def test_refused(listen: str, advertise: str, of: list[HostAddress], words: str)
         chosen(listen, advertise, of)
 
 
+def of_kinds(**links: str) -> list[HostAddress]:
+    """Links as `kind address [address]`; `device` stands for no kind, a kind with "-" is down."""
+    return [
+        HostAddress(name, ipaddress.ip_address(text), "" if kind == "device" else kind.rstrip("-"), kind[-1] != "-")
+        for name, link in links.items()
+        for kind, *addresses_of in [link.split()]
+        for text in addresses_of
+    ]
+
+
+@pytest.mark.parametrize(
+    ("links", "expected"),
+    [
+        ({"docker0": "bridge 172.20.0.1", "eth0": "device 10.1.0.5", "wg0": "wireguard 10.9.0.1"}, "10.1.0.5"),
+        ({"cni7": "veth 10.88.0.1", "virbr0": "bridge 192.168.122.1", "eth0": "device 2001:db8::5"}, "2001:db8::5"),
+        ({"eth0": "device fe80::1", "bond0": "bond 10.1.0.5", "docker0": "bridge 172.20.0.1"}, "10.1.0.5"),
+        ({"eth0": "veth 10.1.0.5", "cni0": "bridge 10.88.0.1"}, "10.1.0.5"),  # in a container
+        ({"br0": "bridge 10.1.0.5", "tun0": "tun 10.8.0.6"}, "10.1.0.5"),
+        ({"tun0": "tun 10.8.0.6", "engined0": "bridge 172.17.0.1"}, "10.8.0.6"),
+        ({"eth0": "device 10.1.0.5", "eth1": "device- 10.2.0.5"}, "10.1.0.5"),
+    ],
+)
+def test_the_only_address_is_that_of_a_device(links: dict[str, str], expected: str) -> None:
+    assert chosen("0.0.0.0", of=of_kinds(**links)).advertise == joined(expected, 2377)
+
+
+def test_two_devices_or_two_bridges_are_several_addresses() -> None:
+    for of in (
+        of_kinds(eth0="device 10.1.0.5", eth1="device 10.2.0.5", docker0="bridge 172.20.0.1"),
+        of_kinds(br0="bridge 10.1.0.5", virbr0="bridge 10.2.0.5"),
+    ):
+        with pytest.raises(InvalidParameter, match=r"multiple addresses \(10.1.0.5 on \w+, 10.2.0.5 on \w+\)"):
+            chosen("0.0.0.0", of=of)
+
+
 def test_a_join_leaves_the_address_to_the_manager() -> None:
     assert chosen("0.0.0.0:2377", of=TWO, must=False).advertise == ""
     assert chosen("eth1", of=TWO, must=False).advertise == "192.168.7.9:2377"
@@ -96,7 +131,7 @@ def test_data_path() -> None:
 
 
 def test_of_this_host() -> None:
-    assert HostAddress("lo", ipaddress.ip_address("127.0.0.1")) in addresses.of_host()
+    assert ("lo", ipaddress.ip_address("127.0.0.1")) in [each[:2] for each in addresses.of_host()]
 
 
 @given(st.ip_addresses(), st.integers(1, 65535))

@@ -80,6 +80,53 @@ def test_an_exit_is_saved_until_it_succeeds(world: World) -> None:
     run(story())
 
 
+def test_an_end_that_happened_is_seen_before_it_is_recorded(world: World) -> None:
+    """The streams of clients end as soon as the exit is reported, and one may ask at once. A start
+    may still hold the lock.
+    """
+
+    async def story() -> None:
+        engine = await world.boot()
+        container = engine.containers.get(await engine.create())
+        seen: list[tuple[str, int]] = []
+
+        async def ask() -> None:
+            await container.end_recorded()
+            status = container.record.status
+            seen.append((status.state, status.exit_code))
+
+        asking: list[asyncio.Task[None]] = []
+
+        async def at(name: str) -> None:
+            if container.ending and not asking:
+                asking.append(asyncio.create_task(ask()))
+                assert engine.containers.ending == {container}
+
+        world.decide = at
+        world.host.ends_at_once[container.id] = 3
+        await container.start()
+        await asking[0]
+        assert seen == [(State.EXITED, 3)]
+        world.decide = None
+
+        await container.start()
+        async with container.lock:
+            world.host.end(container.id, 4)
+            assert container.ending and container.running
+            waiting = [
+                asyncio.create_task(container.start()),
+                asyncio.create_task(removal.remove(container, force=False)),
+            ]
+            await asyncio.sleep(0.1)
+            assert engine.containers.ending == {container} and not any(task.done() for task in waiting)
+        await waiting[0]  # neither is refused because it runs
+        outcome = (await asyncio.gather(waiting[1], return_exceptions=True))[0]
+        assert outcome is None or "cannot remove a running" in str(outcome), outcome
+        assert not engine.containers.ending
+
+    run(story())
+
+
 def test_an_exit_counts_when_no_thread_can_ask_for_the_oom_killer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
