@@ -335,6 +335,15 @@ def of_interface(sysctl: str) -> tuple[str, str, str, str] | None:
     return words[1], words[2], words[3], words[4]
 
 
+def has_ipv6(host: HostConfig, link: str = "") -> bool:
+    """False if its sysctls switch IPv6 off for all links, or for this one."""
+    for name, value in (host.sysctls or {}).items():
+        match name.replace("/", ".").split("."):
+            case ["net", "ipv6", "conf", of, "disable_ipv6"] if of in ("all", link) and value.strip() not in ("", "0"):
+                return False
+    return True
+
+
 # --- single values --------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from engine.config import Config
-from engine.containers import bundle, launch, lifecycle, removal, restart
+from engine.containers import body, bundle, launch, lifecycle, removal, restart
 from engine.containers.container import RUNNING, Container
 from engine.containers.lifecycle import State, Verb
 from engine.containers.parts import Parts
@@ -90,6 +90,7 @@ async def _restore_networks(container: Container) -> None:
         *(record.id, record.name, record.networks, container.process),
         *(record.host.dns, launch.wanted_ports(record), record.ports),
         hostname=record.config.hostname,
+        ipv6=body.has_ipv6(record.host),
     )
 
 

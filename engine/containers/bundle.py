@@ -18,13 +18,14 @@ from msgspec.structs import replace
 
 from engine.config import Config
 from engine.containers import mount_points, program, spec
-from engine.containers.body import HOST_GATEWAY
+from engine.containers.body import HOST_GATEWAY, has_ipv6
 from engine.containers.extra_mounts import Placed
 from engine.containers.sharing import Joined
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter
 from engine.network_rules import PREDEFINED_NAMES
 from engine.networks import resolver
+from engine.networks.host import HAS_IPV6
 from engine.runtime import cdi, users
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
@@ -43,8 +44,9 @@ FALLBACK_SERVERS = ("8.8.8.8", "8.8.4.4")
 unreachable for containers.
 """
 
-_HOSTS = """\
-127.0.0.1\tlocalhost
+_HOSTS = "127.0.0.1\tlocalhost\n"
+_HOSTS_WITH_IPV6 = f"""\
+{_HOSTS}\
 ::1\tlocalhost ip6-localhost ip6-loopback
 fe00::0\tip6-localnet
 ff00::0\tip6-mcastprefix
@@ -209,7 +211,8 @@ def write_network_files(
     full_name = f"{hostname}.{record.config.domainname}" if record.config.domainname else hostname
     _write(directory / "hostname", hostname + "\n")
     host_network = record.host.network_mode == "host"
-    hosts = Path("/etc/hosts").read_text() if host_network else _HOSTS
+    loopback = HAS_IPV6 and has_ipv6(record.host, "lo")
+    hosts = Path("/etc/hosts").read_text() if host_network else _HOSTS_WITH_IPV6 if loopback else _HOSTS
     if hosts and not hosts.endswith("\n"):
         hosts += "\n"
     for extra in record.host.extra_hosts or ():

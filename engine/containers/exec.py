@@ -236,14 +236,16 @@ class Execs:
             self._probes.add(start)
             start.add_done_callback(self._probe_started)
             started_at = await asyncio.shield(start)
-            done, _ = await asyncio.wait({ended}, timeout=timeout)
-            if not done:
+            timed_out = not (await asyncio.wait({ended}, timeout=timeout))[0]
+            if timed_out:
                 self._kill(record.id)
                 await asyncio.wait({ended}, timeout=KILL_GRACE)
-                return Outcome(timed_out=True, output=bytes(capture.data), started_at=started_at)
             # All output is written when the exit is reported, but may not be read yet.
             await asyncio.wait({capture.end}, timeout=1)
-            return Outcome(exit_code=ended.result(), output=bytes(capture.data), started_at=started_at)
+            output = bytes(capture.data)
+            if timed_out:
+                return Outcome(timed_out=True, output=output, started_at=started_at)
+            return Outcome(exit_code=ended.result(), output=output, started_at=started_at)
         finally:
             del self._ends[record.id]
             capture.close()

@@ -24,6 +24,7 @@ import msgspec
 
 from engine.config import Config
 from engine.containers import bundle, extra_mounts, image_mounts, log_plan, mount_points, sharing
+from engine.containers.body import has_ipv6
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.parts import Parts, Peers
 from engine.containers.store import ContainerRecord
@@ -286,6 +287,7 @@ async def _join_network(
         *(record.id, record.name, wanted, primary),
         *(record.requested_macs(primary), host.dns, wanted_ports(record)),
         hostname=record.config.hostname,
+        ipv6=has_ipv6(host),
     )
     undo.push_async_callback(parts.attachments.leave, record.id)
     return connected

@@ -149,13 +149,15 @@ class Attachments:
         request: Request = _NO_PORTS,
         assigned: Mapping[str, Assigned] = _NOT_ASSIGNED,
         hostname: str = "",
+        *,
+        ipv6: bool = True,
     ) -> Joined:
         """Namespace and endpoints for a container that starts.
 
         The endpoint on the network `primary` comes first. `macs` are requested addresses, by
         network name. `servers` are the container's own name servers, for names that are not a
         container's. `assigned`: addresses chosen by an allocator outside of the engine, by the keys
-        of `wanted`.
+        of `wanted`. `ipv6`: False if its sysctls switch IPv6 off.
 
         Published ports open in the background while the rest of the start is prepared. Await
         `opened` before the container runs.
@@ -168,7 +170,7 @@ class Attachments:
         if container_id in self._remote:
             await uninterrupted(self._remote.ready(container_id))
         order = sorted(wanted.items(), key=lambda item: item[0] != primary)
-        sandbox = Sandbox(container_id, name, servers, hostname)
+        sandbox = Sandbox(container_id, name, servers, hostname, ipv6=ipv6)
         async with contextlib.AsyncExitStack() as undo:
             chosen = []
             for key, settings in order:
@@ -181,7 +183,7 @@ class Attachments:
                 chosen.append((found, settings, mac, addresses))
             plans = []
             for found, settings, mac, addresses in chosen:
-                given = endpoints.allocate(found, settings, mac, addresses)
+                given = endpoints.allocate(found, settings, mac, addresses, ipv6=ipv6)
                 undo.callback(endpoints.release, found, given)
                 found.sandboxes[container_id] = sandbox
                 undo.callback(found.sandboxes.pop, container_id, None)
@@ -343,6 +345,8 @@ class Attachments:
         request: Request = _NO_PORTS,
         ports: Sequence[Published] = (),
         hostname: str = "",
+        *,
+        ipv6: bool = True,
     ) -> None:
         """Restore the sandbox of a container that ran on without a daemon.
 
@@ -350,7 +354,7 @@ class Attachments:
         """
         if container_id in self._sandboxes:
             return
-        sandbox = Sandbox(container_id, name, servers, hostname)
+        sandbox = Sandbox(container_id, name, servers, hostname, ipv6=ipv6)
         for settings in kept.values():
             found = self._networks.by_id.get(settings.network_id)
             if found is None or not settings.endpoint_id:
@@ -470,7 +474,8 @@ class Attachments:
                 await self._remote.ready(container_id, record.id)
                 if record.ipam_pools:
                     lent, mac = await self._remote.lend(container_id, found, wanted, mac, undo)
-                given = _with_names(found, sandbox, endpoints.allocate(found, wanted, mac, assigned or lent))
+                given = endpoints.allocate(found, wanted, mac, assigned or lent, ipv6=sandbox.ipv6)
+                given = _with_names(found, sandbox, given)
                 undo.callback(endpoints.release, found, given)
                 found.sandboxes[container_id] = sandbox
                 undo.callback(found.sandboxes.pop, container_id, None)

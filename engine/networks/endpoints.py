@@ -12,6 +12,7 @@ Not here: links (`driver.py`), the tables of networks and sandboxes (`networks.p
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_interface, ip_network
 
@@ -41,13 +42,17 @@ class Sandbox:
 
     __slots__ = (
         *("container_id", "endpoints", "hostname", "lock", "name", "namespace"),
-        *("opening", "request", "servers", "target"),
+        *("ipv6", "opening", "request", "servers", "target"),
     )
 
-    def __init__(self, container_id: str, name: str, servers: Sequence[str], hostname: str = "") -> None:
+    def __init__(
+        self, container_id: str, name: str, servers: Sequence[str], hostname: str = "", *, ipv6: bool = True
+    ) -> None:
         self.container_id = container_id
         self.name = name
         self.hostname = hostname
+        self.ipv6 = ipv6
+        """False if the container's sysctls switch IPv6 off."""
         self.servers = servers
         """The container's own name servers; empty for the host's."""
         self.namespace = -1
@@ -175,9 +180,11 @@ def allocate(
     wanted: EndpointSettings,
     mac: str = "",
     assigned: Assigned = _NOT_ASSIGNED,
+    *,
+    ipv6: bool = True,
 ) -> EndpointSettings:
     """Take an endpoint's addresses from the pools; returns its settings, the endpoint id still
-    missing.
+    missing. Without `ipv6`, or if its own sysctls switch that off, it has no IPv6 address.
 
     `assigned` are addresses that the network's own allocator has chosen, such as that of a cluster.
     They may lie outside the pools; one inside is claimed there, so that it is not given to another
@@ -187,11 +194,13 @@ def allocate(
     check_usable(found)
     static = {**requested.wanted_addresses(record, wanted), **assigned}
     requested.link_local_addresses(record.name, wanted)
-    requested.driver_options(record.name, wanted.driver_opts)
+    ipv6 = requested.has_ipv6(requested.driver_options(record.name, wanted.driver_opts)) and ipv6
     mac = requested.mac_address(mac, f"network {record.name}")
     taken: dict[int, Address] = {}
     try:
         for version, pool in found.pools.items():
+            if version == 6 and not ipv6 and not record.remote:
+                continue
             if version not in static:
                 taken[version] = pool.take()
                 continue
@@ -204,7 +213,7 @@ def allocate(
             found.place(address)[0].give(address)
         raise
     settings = intent(wanted, record)
-    if not taken:
+    if not found.pools:
         return msgspec.structs.replace(settings, mac_address=mac) if record.remote else settings
     found.generation += 1
     ingress = found.overlay is not None and found.overlay.ingress
@@ -212,7 +221,7 @@ def allocate(
     # a plugin names gateways itself when the endpoint joins
     gateways = {} if found.closed or found.options.layer3 or ingress or record.remote else places
     if not mac and not record.remote:
-        mac = mac_address(taken.get(4) or taken[6])
+        mac = mac_address(taken.get(4) or taken.get(6) or IPv4Address(secrets.randbits(32)))
     return msgspec.structs.replace(
         settings,
         gateway=str(gateways[4][1].ip) if 4 in gateways else "",
@@ -245,9 +254,10 @@ def interface(found: Network, settings: EndpointSettings) -> Interface:
         inner.append(with_prefix(ip_address(settings.ip_address), settings.ip_prefix_len))
     if settings.global_ipv6_address:
         inner.append(with_prefix(ip_address(settings.global_ipv6_address), settings.global_ipv6_prefix_len))
-    for address in requested.link_local_addresses(found.record.name, settings):
-        inner.append(with_prefix(address, 16 if address.version == 4 else 64))
     asked = requested.driver_options(found.record.name, settings.driver_opts)
+    for address in requested.link_local_addresses(found.record.name, settings):
+        if address.version == 4 or requested.has_ipv6(asked):
+            inner.append(with_prefix(address, 16 if address.version == 4 else 64))
     return Interface(settings.mac_address, tuple(inner), found.options.mtu, *asked)
 
 

@@ -47,6 +47,11 @@ class DriverOptions(NamedTuple):
     """On a swarm's ingress network: the container serves ports of UDP or SCTP."""
 
 
+def has_ipv6(options: DriverOptions) -> bool:
+    """False if the endpoint's own sysctls switch IPv6 off."""
+    return dict(options.sysctls).get(f"ipv6/conf/{PLACE}/disable_ipv6", "0").strip() in ("", "0")
+
+
 def driver_options(name: str, given: Mapping[str, str] | None) -> DriverOptions:
     """DriverOpts of an endpoint on the network of that name. Unknown options are ignored, as in
     Docker.

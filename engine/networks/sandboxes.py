@@ -58,7 +58,10 @@ PORTS = 1023
 
 SETTINGS = {"ipv4/ip_unprivileged_port_start": "0", "ipv4/ping_group_range": "0 2147483647"}
 """Docker's settings, below /proc/sys/net: a container needs no privilege for low ports and ping."""
-_SETTINGS = SETTINGS | ({"ipv6/conf/all/disable_ipv6": "1"} if host.HAS_IPV6 else {})
+_SETTINGS = SETTINGS | ({"ipv6/conf/all/disable_ipv6": "1", "ipv6/conf/lo/disable_ipv6": "0"} if host.HAS_IPV6 else {})
+"""The loopback always has ::1, which hosts names; other links have IPv6 once they get an address of
+it, as in Docker.
+"""
 
 
 class BridgeFull(OSError):
@@ -111,9 +114,10 @@ class ReadySandbox:
         """
         assert self._inside is not None
         name = self.named(interface)
+        # first: its link-local address is made of the MAC when IPv6 is switched on
+        self._inside.apply(rtnl.change_link(name, mac=interface.mac, mtu=interface.mtu))
         settle(self.descriptor, name, interface)
         self._inside.apply(
-            rtnl.change_link(name, mac=interface.mac, mtu=interface.mtu),
             *(rtnl.add_address(self.index, address) for address in interface.addresses),
             *(rtnl.add_default_route(gateway, self.index) for gateway in gateways),
         )
@@ -157,14 +161,13 @@ class ReadySandbox:
 def settle(namespace: int, name: str, interface: Interface) -> None:
     """Write the sysctls of one link of a namespace.
 
-    IPv6 is switched on for the link and its loopback if it gets such an address. On other links it
-    is off, as in Docker.
+    IPv6 is switched on for the link if it gets such an address.
     """
     settings: dict[str, str] = {}
     if any(address.version == 6 for address in interface.addresses):
         if not host.HAS_IPV6:
             raise NetlinkError(errno.EAFNOSUPPORT, "this kernel has no IPv6")
-        settings = {f"ipv6/conf/{each}/disable_ipv6": "0" for each in ("lo", name)}
+        settings = {f"ipv6/conf/{name}/disable_ipv6": "0"}
     if not settings and not interface.sysctls:
         return
     with namespaces.inside_network(namespace):

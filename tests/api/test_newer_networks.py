@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
@@ -363,6 +363,44 @@ def test_options_of_endpoints(engine: TempEngine) -> None:
     refused = several(engine, one=unknown)["Id"]
     words = engine.post(f"/containers/{refused}/start", 400).json()["message"]
     assert "sysctl net.ipv4.conf.IFNAME.no_such_thing=1: No such file or directory" in words
+
+
+def link_local(mac: str) -> str:
+    """The link-local address that a link makes of its MAC (RFC 4291, appendix A)."""
+    one, *rest = bytes.fromhex(mac.replace(":", ""))
+    digits = bytes((one ^ 2, *rest[:2], 0xFF, 0xFE, *rest[2:]))
+    return str(IPv6Address(b"\xfe\x80" + bytes(6) + digits))
+
+
+def test_ipv6_of_a_container(engine: TempEngine) -> None:
+    """Every loopback has ::1, a link-local address is made of the MAC, and sysctls may switch IPv6
+    off.
+    """
+    create(engine, "four")
+    create(engine, "both", EnableIPv6=True, IPAM=pools({"Subnet": "fd77:9::/64"}))
+    plain = several(engine, four={})["Id"]
+    engine.post(f"/containers/{plain}/start")
+    assert "inet6 ::1/128" in run(engine, plain, "ip", "-6", "addr")
+    assert "eth0" not in run(engine, plain, "ip", "-6", "addr")
+    six = several(engine, both={})["Id"]
+    engine.post(f"/containers/{six}/start")
+    newer(engine, "POST", "/networks/both/connect", {"Container": plain})
+    for container, link in ((six, "eth0"), (plain, "eth1")):
+        shown = run(engine, container, "ip", "-6", "addr", "show", link)
+        assert f"inet6 {link_local(endpoints_of(engine, container)['both']['MacAddress'])}/64" in shown
+
+    option = "com.docker.network.endpoint.sysctls"
+    without = [several(engine, both={"DriverOpts": {option: "net.ipv6.conf.IFNAME.disable_ipv6=1"}})["Id"]]
+    body = {"Image": "busybox", "Cmd": ["sleep", "600"]}
+    body["HostConfig"] = {"NetworkMode": "both", "Sysctls": {"net.ipv6.conf.all.disable_ipv6": "1"}}
+    without.append(newer(engine, "POST", "/containers/create", body, 201)["Id"])
+    for container in without:
+        engine.post(f"/containers/{container}/start")
+        shown = endpoints_of(engine, container)["both"]
+        assert shown["IPAddress"] and shown["GlobalIPv6Address"] == "" and shown["IPv6Gateway"] == ""
+        assert "fd77:9:" not in run(engine, six, "nslookup", container[:12])
+        assert "fd77:9:" not in run(engine, container, "cat", "/etc/hosts")
+    assert "::1" not in run(engine, without[1], "cat", "/etc/hosts")
 
 
 def test_sysctls_of_eth0(engine: TempEngine) -> None:

@@ -104,6 +104,26 @@ def test_hosts_and_hostname(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sysctls", "ipv6"),
+    [
+        ({}, True),
+        ({"net.ipv6.conf.all.disable_ipv6": "0", "net.ipv6.conf": "1"}, True),
+        ({"net.ipv6.conf.all.disable_ipv6": "1"}, False),
+        ({"net/ipv6/conf/lo/disable_ipv6": "1"}, False),
+    ],
+)
+def test_hosts_names_the_addresses_of_the_loopback_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sysctls: dict[str, str], ipv6: bool
+) -> None:
+    monkeypatch.setattr(bundle, "HAS_IPV6", True)
+    bundle.write_network_files(record(Config(), HostConfig(sysctls=sysctls)), tmp_path, {})
+    assert ("::1\tlocalhost" in (tmp_path / "hosts").read_text()) == ipv6
+    monkeypatch.setattr(bundle, "HAS_IPV6", False)
+    bundle.write_network_files(record(Config(), HostConfig(sysctls=sysctls)), tmp_path, {})
+    assert (tmp_path / "hosts").read_text() == "127.0.0.1\tlocalhost\n"
+
+
+@pytest.mark.parametrize(
     ("hostname", "domainname", "names"),
     [("web", "", "web"), ("a.b.c", "", "a.b.c a"), ("a.b", "c", "a.b.c a"), ("web", "b.c", "web.b.c web")],
 )

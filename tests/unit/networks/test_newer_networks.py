@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from engine.networks.network import NetworkRecord, NetworkStore
 from engine.pruning import Selection
 from engine.storage.records import Records
 from engine.system.netlink.codec import NetlinkError
-from engine.wire.containers import EndpointSettings
+from engine.wire.containers import EndpointIPAMConfig, EndpointSettings
 from tests.unit.networks.fakes import Host
 from tests.unit.networks.test_networks import ANY, PORTS, PROCESS, body, opened, snapshot, world
 
@@ -114,6 +115,41 @@ def test_a_network_without_ipv4(world: Host, tmp_path: Path, monkeypatch: pytest
             await networks.remove("six")
             await asyncio.gather(*(task for _, task in networks._going.values()))
             assert snapshot(networks, world) == before
+
+    asyncio.run(run())
+
+
+_SWITCHED_OFF = {"com.docker.network.endpoint.sysctls": "net.ipv6.conf.IFNAME.disable_ipv6=1"}
+
+
+def _pools(*subnets: str) -> dict[str, Any]:
+    return {"Config": [{"Subnet": subnet} for subnet in subnets]}
+
+
+def test_an_endpoint_whose_ipv6_is_switched_off(world: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no address that would not work, and none that other containers resolve."""
+    monkeypatch.setattr(host, "HAS_IPV6", True)
+    fixed = EndpointIPAMConfig(ipv6_address="fd77:5::9", link_local_ips=["fe80::9"])
+
+    async def run() -> None:
+        async with opened(tmp_path) as networks:
+            await networks.create(body("both", EnableIPv6=True, IPAM=_pools("10.9.0.0/24", "fd77:5::/64")))
+            await networks.create(body("six", "fd77:6::/64", EnableIPv4=False, EnableIPv6=True))
+            own = EndpointSettings(driver_opts=_SWITCHED_OFF, ipam_config=fixed)
+            for container, settings, ipv6 in (("a", own, True), ("b", ANY, False)):
+                given = (await networks.join(container, container, {"both": settings}, "both", ipv6=ipv6)).endpoints
+                shown = given["both"]
+                assert shown.ip_address and shown.gateway
+                assert (shown.global_ipv6_address, shown.global_ipv6_prefix_len, shown.ipv6_gateway) == ("", 0, "")
+            for inside in world.namespaces.values():
+                assert [each.version for link in inside.values() for each in link.addresses] == [4]
+            assert len(networks.get("both").pools[6]) == 0
+            await networks.create(body("more", EnableIPv6=True, IPAM=_pools("10.8.0.0/24", "fd77:8::/64")))
+            assert not (await networks.connect("b", "more", ANY, PROCESS)).global_ipv6_address
+            alone = (await networks.join("c", "c", {"six": ANY}, "six", ipv6=False)).endpoints["six"]
+            assert not alone.ip_address and not alone.global_ipv6_address and alone.mac_address
+            for each in "abc":
+                await networks.leave(each)
 
     asyncio.run(run())
 
