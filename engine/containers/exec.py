@@ -182,7 +182,8 @@ class Execs:
         """A new instance, not started. `named`: how the client named the container, for the error.
 
         Raises Conflict when the container is paused or does not run, InvalidParameter without a
-        command or when a word of it holds a NUL character: the runtime would end the word there.
+        command, when a word of it holds a NUL character (the runtime would end the word there), and
+        for a user that the container does not have.
         """
         _check_state(container, named)
         command = strings(config.cmd)
@@ -192,6 +193,9 @@ class Execs:
             raise InvalidParameter("Cmd, Env, User and WorkingDir must not hold a NUL character")
         parse_detach_keys(config.detach_keys or None)
         console_size(config.console_size)
+        if config.user:
+            await asyncio.to_thread(_identity, container, config.user)
+            _check_state(container, named)
         return self._add(container, config, command).id
 
     def _add(self, container: Container, config: ExecCreate, command: list[str], *, probe: bool = False) -> ExecRecord:
@@ -407,12 +411,7 @@ class Execs:
                 os.close(file)
         except OSError as error:
             raise ServerError(f"exec {record.id}: {error}") from error
-        user = record.config.user or container.record.config.user
-        try:
-            root = container.parts.snapshots.mounted(container.id)
-        except NotFound as error:  # it has just ended
-            raise _not_running(container) from error
-        identity = users.lookup(root, user, container.record.host.group_add or ())
+        identity = _identity(container, record.config.user or container.record.config.user)
         process = spec.exec_process(container.record, record.config, identity)
         if record.config.tty and all(record.size):
             rows, columns = record.size
@@ -634,6 +633,17 @@ def _event_words(command: Sequence[str]) -> str:
 
 
 _RUNNING = (State.RUNNING, State.PAUSED)
+
+
+def _identity(container: Container, user: str) -> users.Identity:
+    """Blocks. Raises InvalidParameter for an unknown user, Conflict once the container has
+    ended.
+    """
+    try:
+        root = container.parts.snapshots.mounted(container.id)
+    except NotFound as error:
+        raise _not_running(container) from error
+    return users.lookup(root, user, container.record.host.group_add or ())
 
 
 def _check_state(container: Container, named: str = "") -> None:

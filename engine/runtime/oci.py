@@ -342,7 +342,9 @@ def start_failure(log: str, program: str, verb: Literal["create", "exec"] = "cre
         reason = f"{head}{colon}{_STRERRORS.get(cause, cause)}"
     message = f"OCI runtime {verb} failed: {reason}"
     code = failure_code(reason)
-    kind = {COMMAND_NOT_FOUND: NotFound, COMMAND_NOT_INVOKED: InvalidParameter}.get(code, ServerError)
+    # As in Docker, 404 of an exec means its container or the exec itself.
+    not_found = NotFound if verb == "create" else InvalidParameter
+    kind = {COMMAND_NOT_FOUND: not_found, COMMAND_NOT_INVOKED: InvalidParameter}.get(code, ServerError)
     return Failure(kind(message), code)
 
 

@@ -119,11 +119,26 @@ def test_home_and_environment(engine: TempEngine, box: str) -> None:
 
 @pytest.mark.parametrize("user", ["nobody-here", "app:nothing", "4294967296", "-1"])
 def test_users_that_are_not_there(engine: TempEngine, box: str, user: str) -> None:
-    exec_id = created(engine, box, "true", User=user)
+    words = created(engine, box, "true", User=user, status=400)
+    result = engine.docker("exec", "-u", user, box, "true", status=None)
+    assert result.status == 1 and words in result.err
+    assert engine.inspect(box)["ExecIDs"] is None
+
+
+def test_a_user_that_goes_before_the_start(engine: TempEngine, box: str) -> None:
+    run(engine, box, "sh", "-c", "cp /etc/passwd /tmp; echo late:x:1234:1234::/:/bin/sh >> /etc/passwd")
+    exec_id = created(engine, box, "true", User="late")
+    run(engine, box, "sh", "-c", "cat /tmp/passwd > /etc/passwd")
     answer = start(engine, exec_id)
     assert answer.status == 400, answer
     assert inspected(engine, exec_id)["ExitCode"] in (126, 127)
-    assert engine.docker("exec", "-u", user, box, "true", status=None).status in (126, 127)
+
+
+@pytest.mark.parametrize("command", ["no-such-program", "/no/such/program", "/etc/passwd"])
+def test_a_detached_start_of_what_cannot_run(engine: TempEngine, box: str, command: str) -> None:
+    exec_id = created(engine, box, command)
+    assert start(engine, exec_id).status == 400
+    assert inspected(engine, exec_id)["ExitCode"] in (126, 127)
 
 
 def test_privileged(engine: TempEngine, box: str) -> None:
