@@ -217,10 +217,14 @@ def checked_pool(name: str, config: IPAMConfig) -> IPAMConfig:
             )
         return config
     subnet = _network(config.subnet, f"{where}: subnet")
-    if subnet.prefixlen > subnet.max_prefixlen - 2:
+    if subnet.prefixlen == subnet.max_prefixlen:
         raise InvalidParameter(f"{where}: subnet {subnet} has no room for containers")
     if subnet.prefixlen == 0 or subnet.is_multicast or subnet.is_loopback:
         raise InvalidParameter(f"{where}: subnet {subnet} is not one of hosts")
+    if is_size(subnet) and (config.ip_range or config.gateway or auxiliary):
+        raise InvalidParameter(
+            f"{where}: subnet {subnet} is only the size of one: it has no ip-range, gateway or auxiliary addresses"
+        )
     ip_range = ""
     if config.ip_range:
         part = _network(config.ip_range, f"{where}: IPRange")
@@ -241,6 +245,11 @@ def checked_pool(name: str, config: IPAMConfig) -> IPAMConfig:
         auxiliary_addresses=config.auxiliary_addresses,
         aux_address=config.aux_address,
     )
+
+
+def is_size(subnet: Subnet) -> bool:
+    """True for a subnet such as 0.0.0.0/24, which asks for any one of this size."""
+    return int(subnet.network_address) == 0
 
 
 def excluded(config: IPAMConfig) -> dict[str, str]:

@@ -245,7 +245,7 @@ def _given(name: str, configs: Iterable[IPAMConfig]) -> Iterator[Subnet]:
         if any(subnet.overlaps(other) for other in earlier):
             raise InvalidParameter(f"{where}: it overlaps another subnet of the network")
         earlier.append(subnet)
-        yield _with_gateway(name, pool)
+        yield Subnet(pool.subnet, "") if network_rules.is_size(subnet) else _with_gateway(name, pool)
 
 
 def _with_gateway(name: str, pool: IPAMConfig) -> Subnet:
@@ -254,7 +254,9 @@ def _with_gateway(name: str, pool: IPAMConfig) -> Subnet:
 
 
 def _subnets(store: Store, record: NetworkRecord) -> tuple[Subnet, ...]:
-    """Those that were given, if no other network has them; else a free one of the pools."""
+    """Those that were given, if no other network has them; else a free one of the pools, also for
+    one of which only the size is given.
+    """
     others = [
         (ip_network(subnet.subnet), other.record.name)
         for other in store.all(NETWORKS).values()
@@ -267,18 +269,28 @@ def _subnets(store: Store, record: NetworkRecord) -> tuple[Subnet, ...]:
                     f"network {record.name}: subnet {subnet.subnet}: Pool overlaps with other one on this address "
                     f"space: {other} of network {name}"
                 )
-    if record.subnets:
+    given = [IPv4Network(subnet.subnet) for subnet in record.subnets]
+    if given and not any(map(network_rules.is_size, given)):
         return record.subnets
     cluster = store.record(CLUSTER)
     if cluster is None:
         raise ServerError("the record of the swarm is not loaded yet")
     taken = [network_rules.span(other) for other, _ in others]
-    taken += [network_rules.span(subnet) for subnet in _of_nodes(store)]
-    return (_free(record.name, cluster, taken),)
+    taken += [network_rules.span(subnet) for subnet in (*_of_nodes(store), *given)]
+    if not given:
+        return (_free(record.name, cluster, taken),)
+    found = []
+    for subnet, asked in zip(record.subnets, given, strict=True):
+        chosen = _free(record.name, cluster, taken, asked.prefixlen) if network_rules.is_size(asked) else subnet
+        taken.append(network_rules.span(IPv4Network(chosen.subnet)))
+        found.append(chosen)
+    return tuple(found)
 
 
-def _free(name: str, cluster: Cluster, taken: list[tuple[int, int]]) -> Subnet:
+def _free(name: str, cluster: Cluster, taken: list[tuple[int, int]], prefix: int = 0) -> Subnet:
+    """`prefix`: 0 for the size that the swarm's pools have."""
     of, size = pools(cluster)
+    size = prefix or size
     if not cluster.address_pool:
         taken.append(network_rules.span(INGRESS_SUBNET))
     found = network_rules.free_subnet(taken, of, size)

@@ -31,7 +31,7 @@ from engine.networks.bridge import BridgeDriver
 from engine.networks.driver import Driver, Gateways, SubnetContested
 from engine.networks.endpoints import Network
 from engine.networks.filter import Filter
-from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, unique_local_subnet
+from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, UNIQUE_LOCAL_PREFIX, unique_local_subnet
 from engine.networks.ipvlan import IpvlanDriver
 from engine.networks.macvlan import MacvlanDriver
 from engine.networks.network import BRIDGE, NO_IPAM, Overlay
@@ -250,13 +250,15 @@ class Drivers:
         if record.ipam.driver == NO_IPAM:
             return
         make = (lambda _: None) if record.remote else self.of(made).make
+        record, sizes = (record, {}) if record.ipam_pools else network.without_sizes(record)
         for given in map(ip_network, (config.subnet for config in record.ipam.config)):
             if any(given.version == other.version and given.overlaps(other) for other in subnets):
                 raise Forbidden(
                     f"network {record.name}: subnet {given}: Pool overlaps with other one on this address space"
                 )
         if 6 in record.versions and not any(":" in config.subnet for config in record.ipam.config):
-            record = network.with_pool(record, unique_local_subnet(self._engine_id, record.id))
+            subnet6 = unique_local_subnet(self._engine_id, record.id, sizes.get(6, UNIQUE_LOCAL_PREFIX))
+            record = network.with_pool(record, subnet6)
         if 4 in record.imposed or 4 not in record.versions:
             made.record = network.with_gateways(record)
             made.fill()
@@ -265,7 +267,7 @@ class Drivers:
         assert self._kernel is not None
         avoided = [span(each) for each in subnets if each.version == 4]
         for _ in range(_TRIES):
-            subnet = free_subnet([*avoided, *host.taken(self._kernel)], NETWORK_POOLS, NETWORK_PREFIX)
+            subnet = free_subnet([*avoided, *host.taken(self._kernel)], NETWORK_POOLS, sizes.get(4, NETWORK_PREFIX))
             if subnet is None:
                 break
             made.record = network.with_gateways(network.with_pool(record, subnet))

@@ -29,12 +29,15 @@ Docker's pools suffice for thirty.
 """
 
 
-def unique_local_subnet(engine_id: str, network_id: str) -> IPv6Network:
+UNIQUE_LOCAL_PREFIX = 64
+
+
+def unique_local_subnet(engine_id: str, network_id: str, prefix: int = UNIQUE_LOCAL_PREFIX) -> IPv6Network:
     """A unique local /64 (RFC 4193): 40 bits from the engine's id, the subnet's 16 from the
-    network's.
+    network's; or its first subnet with a longer prefix.
     """
-    prefix = hashlib.sha256(engine_id.encode()).digest()[:5] + hashlib.sha256(network_id.encode()).digest()[:2]
-    return IPv6Network((b"\xfd" + prefix + bytes(8), 64))
+    bits = hashlib.sha256(engine_id.encode()).digest()[:5] + hashlib.sha256(network_id.encode()).digest()[:2]
+    return IPv6Network((b"\xfd" + bits + bytes(8), prefix))
 
 
 def mac_address(address: Address) -> str:

@@ -24,11 +24,13 @@ from engine.network_rules import (
     boolean,
     checked_name,
     checked_pool,
+    is_size,
     mtu,
     own_options,
     parsed_address,
     with_gateway,
 )
+from engine.networks.ipam import UNIQUE_LOCAL_PREFIX
 from engine.storage.records import Records
 from engine.wire.networks import IPAM, ConfigReference, IPAMConfig, NetworkCreate
 
@@ -280,7 +282,8 @@ def checked(body: NetworkCreate, driver_plugin: str = "", ipam_plugin: str = "")
     pools = [checked_pool(name, config) for config in body.ipam.config]
     # IPv4 first: clients read Config[0].
     given = sorted((pool for pool in pools if pool.subnet), key=lambda pool: ip_network(pool.subnet).version)
-    versions = [ip_network(pool.subnet).version for pool in given]
+    subnets = [ip_network(pool.subnet) for pool in given]
+    versions = [subnet.version for subnet in subnets]
     if len(set(versions)) != len(versions) or (len(pools) != len(versions) and 4 in versions):
         raise Forbidden(f"network {name}: {driver} driver doesn't support multiple subnets of one IP version")
     if versions and ipam_driver == NO_IPAM:
@@ -302,7 +305,7 @@ def checked(body: NetworkCreate, driver_plugin: str = "", ipam_plugin: str = "")
         labels=body.labels,
         ipam=IPAM(driver=ipam_driver, options=body.ipam.options, config=given),
         remote=bool(driver_plugin),
-        chosen_by_user=tuple(sorted(versions)),
+        chosen_by_user=tuple(subnet.version for subnet in subnets if not is_size(subnet)),
     )
     meant = options(record)  # raises for values that are not valid
     if record.enable_ipv6 and 0 < meant.mtu < _LEAST_MTU_OF_IPV6:
@@ -353,9 +356,24 @@ def pools(record: NetworkRecord) -> Iterator[tuple[Subnet, Address, IPAMConfig]]
             yield subnet, parsed_address(config.gateway, f"network {record.name}: gateway"), config
 
 
+def without_sizes(record: NetworkRecord) -> tuple[NetworkRecord, dict[int, int]]:
+    """The record without the subnets of which only the size is given, and these sizes (prefix
+    lengths) by IP version. Raises InvalidParameter.
+    """
+    subnets = [ip_network(config.subnet) for config in record.ipam.config]
+    sizes = {subnet.version: subnet.prefixlen for subnet in subnets if is_size(subnet)}
+    if sizes.get(6, 128) < UNIQUE_LOCAL_PREFIX:
+        raise InvalidParameter(
+            f"network {record.name}: subnet ::/{sizes[6]}: the engine chooses none larger than a /{UNIQUE_LOCAL_PREFIX}"
+        )
+    config = [each for each, subnet in zip(record.ipam.config, subnets, strict=True) if not is_size(subnet)]
+    return msgspec.structs.replace(record, ipam=msgspec.structs.replace(record.ipam, config=config)), sizes
+
+
 def with_pool(record: NetworkRecord, subnet: IPv4Network | IPv6Network) -> NetworkRecord:
-    """The record with a subnet chosen by the engine."""
+    """The record with a subnet chosen by the engine. IPv4 comes first."""
     config = [*record.ipam.config, IPAMConfig(subnet=str(subnet))]
+    config.sort(key=lambda each: ip_network(each.subnet).version)
     return msgspec.structs.replace(record, ipam=msgspec.structs.replace(record.ipam, config=config))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.networks import dns, host
+from engine.networks.ipam import NETWORK_POOLS
 from engine.networks.network import NetworkRecord, NetworkStore
 from engine.pruning import Selection
 from engine.storage.records import Records
@@ -115,6 +117,50 @@ def test_a_network_without_ipv4(world: Host, tmp_path: Path, monkeypatch: pytest
             await networks.remove("six")
             await asyncio.gather(*(task for _, task in networks._going.values()))
             assert snapshot(networks, world) == before
+
+    asyncio.run(run())
+
+
+def test_a_subnet_with_room_for_one_container(world: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "HAS_IPV6", True)
+
+    async def run() -> None:
+        async with opened(tmp_path) as networks:
+            await networks.create(body("two", EnableIPv6=True, IPAM=_pools("10.9.0.0/31", "fd77:5::/127")))
+            for name in "ab":
+                given = (await networks.join(name, name, {"two": ANY}, "two")).endpoints["two"]
+                assert (given.gateway, given.ip_address, given.ip_prefix_len) == ("10.9.0.0", "10.9.0.1", 31)
+                assert (given.ipv6_gateway, given.global_ipv6_address) == ("fd77:5::", "fd77:5::1")
+                with pytest.raises(ServerError, match="no available IPv4 addresses"):
+                    await networks.join("c", "c", {"two": ANY}, "two")
+                await networks.leave(name)
+
+    asyncio.run(run())
+
+
+def test_a_subnet_of_a_size(world: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.0.0.0/26 and ::/120 ask for any subnet of that size."""
+    monkeypatch.setattr(host, "HAS_IPV6", True)
+
+    async def run() -> None:
+        async with opened(tmp_path) as networks:
+            found = []
+            for name in ("one", "two"):
+                await networks.create(body(name, EnableIPv6=True, IPAM=_pools("0.0.0.0/26", "::/120")))
+                found.append([ip_network(each.subnet) for each in networks.get(name).record.ipam.config])
+            for four, six in found:
+                assert four.prefixlen == 26 and any(four.subnet_of(pool) for pool in NETWORK_POOLS)
+                assert six.prefixlen == 120 and six.subnet_of(ip_network("fd00::/8"))
+            assert not any(a.version == b.version and a.overlaps(b) for a in found[0] for b in found[1])
+            static = EndpointSettings(ipam_config=EndpointIPAMConfig(ipv4_address=str(found[0][0][5])))
+            with pytest.raises(InvalidParameter, match="only when connecting to networks with user configured subnets"):
+                await networks.join("c", "c", {"one": static}, "one")
+            for subnet, kind, words in (
+                ("0.0.0.0/8", ServerError, "non-overlapping IPv4 address pool"),
+                ("::/56", InvalidParameter, "none larger than a /64"),
+            ):
+                with pytest.raises(kind, match=words):
+                    await networks.create(body("large", EnableIPv6=":" in subnet, IPAM=_pools(subnet)))
 
     asyncio.run(run())
 

@@ -137,6 +137,19 @@ async def test_given_subnets(swarm: Swarm) -> None:
         await made(swarm, "other", **subnets("10.255.7.0/24"))
 
 
+async def test_a_subnet_of_a_size(swarm: Swarm) -> None:
+    await swarm.found()
+    key = await made(swarm, **subnets("0.0.0.0/24"))
+    assert (await swarm.networks_inspect(key))["IPAM"]["Config"] == [{"Subnet": "10.0.0.0/24", "Gateway": "10.0.0.1"}]
+    key = await made(swarm, "both", IPAM={"Config": [{"Subnet": "0.0.0.0/24"}, {"Subnet": "10.0.1.0/24"}]})
+    assert [each["Subnet"] for each in (await swarm.networks_inspect(key))["IPAM"]["Config"]] == [
+        "10.0.2.0/24", "10.0.1.0/24",
+    ]  # fmt: skip
+    for bad, words in (("10.5.0.0/31", "a prefix length from 8 to 29"), ("0.0.0.0/9", "no /9 of 10.0.0.0/8 is free")):
+        with pytest.raises((InvalidParameter, Forbidden), match=words):
+            await made(swarm, "bad", **subnets(bad))
+
+
 async def test_a_name_that_is_taken_comes_before_its_subnet(swarm: Swarm) -> None:
     await swarm.found()
     await made(swarm, **subnets("172.30.0.0/24"))
