@@ -57,6 +57,7 @@ def pump(pipe: int, client: int, raw: bool, log: str) -> None:
     stdio.begin()
     stdio.finish(3600)
     loop.run()
+    stdio.dismiss()
 
 
 def child(work: Any, *arguments: Any) -> int:
@@ -161,6 +162,7 @@ def test_pump_alone(benchmark: Any, tmp_path: Path, kind: str) -> None:
         stdio.begin()
         stdio.finish(3600)
         loop.run()
+        stdio.dismiss()
 
     benchmark.pedantic(run, setup=setup, rounds=20)
     received = 0

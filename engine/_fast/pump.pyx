@@ -901,7 +901,7 @@ cdef class Stdio:
     Calls of `owner`: `detached(number, keys)` when a client left before the process's end;
     `input_ended()` when stdin was closed while the process runs; `rotated()` when a file of the log
     can be packed; `drained()` after `finish`, once the last output has been read, logged and passed
-    to the clients' sockets or backlogs.
+    to the clients' sockets or backlogs. The owner then ends their streams (`dismiss`).
     """
 
     cdef Loop loop
@@ -1137,7 +1137,7 @@ cdef class Stdio:
                     self.output_ended(output)
 
     def dismiss(self) -> None:
-        """Close all clients, because no process will run."""
+        """Close all clients, because the process has ended or none will run."""
         cdef Client client
         for client in list(self.clients):
             client.end()
@@ -1338,10 +1338,9 @@ cdef class Stdio:
             if self.slot >= 0:
                 self.loop.unlogged.give_back(self.slot)
                 self.slot = -1
-        # Before the clients are closed, because a client may ask for the exit code as soon as its
-        # stream ends.
+        # The owner ends the clients' streams when it has reported the exit, because a client may
+        # ask for the exit code as soon as its stream ends.
         self.owner.drained()
-        self.dismiss()
         for watcher in watchers or ():
             watcher[2]()
         return 0

@@ -572,7 +572,7 @@ class Monitor:
             del self.processes[process.key]
         self.journal.add(process.key, status, process.at)
         self.report(messages.Exited(process.key, status, process.at))
-        # clients that attached between the end of the output and the exit status
+        # not before the report: a client may ask for the exit code as soon as its stream ends
         process.stdio.dismiss()
         process.stdio.owner = None
 

@@ -33,6 +33,19 @@ def test_before_start_sees_everything(engine: TempEngine) -> None:
     assert payload(received, 2) == b"second\n"
 
 
+def test_the_container_has_ended_when_the_stream_ends(engine: TempEngine) -> None:
+    """A short process may end before its start has been answered."""
+    for _ in range(8):
+        identifier = engine.create("true")
+        stream, early = hijack(engine.socket, target(identifier))
+        with client.connect(engine.socket) as connection:
+            connection.sendall(
+                f"POST /v1.24/containers/{identifier}/start HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode()
+            )
+            assert read_to_end(stream, early) == b""
+            assert engine.inspect(identifier)["State"]["Status"] == "exited"
+
+
 def test_without_upgrade_is_200_with_the_same_frames(engine: TempEngine) -> None:
     identifier = engine.create("echo", "plain")
     with client.connect(engine.socket) as connection:

@@ -52,6 +52,7 @@ class Bench:
 
     def drained(self) -> None:
         self.told.append(("drained",))
+        self.stdio.dismiss()
 
     def start(self, stdin: bool = False, stdin_once: bool = False, log: object = None) -> None:
         ours = {"i": -1}

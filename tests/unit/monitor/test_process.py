@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 BEGIN = """
-import os, select, time
+import os, select, socket, time
 from types import SimpleNamespace
 from engine._fast.pump import Loop
 from engine._fast.spawn import become_subreaper
@@ -39,7 +39,14 @@ found = Process(monitor, "key")
 monitor.processes = {"key": found}
 found.start(pid, pidfd, {}, None, False, None)
 found.stdio.begin()
+client, theirs = socket.socketpair()
+client.setblocking(False)
+found.stdio.attach(theirs.detach(), False, True, True, True, b"", b"", b"", False)
 found.exited()
+try:
+    raise AssertionError(f"a client asks for the exit code at the end of its stream: {client.recv(1)}")
+except BlockingIOError:
+    pass
 assert found.status is None and pid in monitor.by_pid, "its parent is another one"
 """
 
