@@ -424,7 +424,10 @@ async def start(engine: Engine, request: Request) -> Reply:
         if request.version.has(Flag.START_TAKES_NO_HOST_CONFIG):
             raise InvalidParameter("starting container with HostConfig was deprecated since v1.10 and removed in v1.12")
         parameters.check_json(request)
-        host = parameters.decode_json(body, HostConfig, exact=request.authorization is not None)
+        # As in the body of a create, it may be a field or the fields themselves.
+        exact = request.authorization is not None
+        prepare = exact_host_config_beside if exact else host_config_beside
+        host = parameters.decode_json(body, CreateBody, prepare=prepare, exact=exact).host_config
         await settings.set_host(container, host, engine.containers.support)
     with _refusals(request):
         await container.start()

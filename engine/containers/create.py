@@ -89,9 +89,8 @@ def draft(
     for mode in (host.pid_mode, host.ipc_mode):
         if peer := body.joined(mode):
             find(peer)  # it must exist now, as in Docker; a start looks again
-    if not config.hostname and not shares_network:
-        on_host = "host" in (host.network_mode, host.uts_mode)
-        config = msgspec.structs.replace(config, hostname=os.uname().nodename if on_host else container_id[:12])
+    if not config.hostname:
+        config = msgspec.structs.replace(config, hostname=_default_hostname(host, container_id))
     if host.network_mode == "host" and host.port_bindings:
         warnings.append("Published ports are discarded when using host network mode")
     if not wanted.from_older.volume_driver_unnoticed and mount_points.ignores_volume_driver(host):
@@ -147,6 +146,13 @@ def _placed(host: HostConfig, support: Support, parts: Parts) -> HostConfig:
     )
 
 
+def _default_hostname(host: HostConfig, container_id: str) -> str:
+    """That of a container whose configuration has none."""
+    if body.joined(host.network_mode):
+        return ""
+    return os.uname().nodename if "host" in (host.network_mode, host.uts_mode) else container_id[:12]
+
+
 async def with_host(
     record: ContainerRecord,
     given: HostConfig,
@@ -163,7 +169,12 @@ async def with_host(
     there. Raises InvalidParameter; nothing has changed then.
     """
     host = body.checked_host(msgspec.structs.replace(given, ipc_mode=given.ipc_mode or body.SHAREABLE))
-    body.check_together(record.config, host)
+    config = record.config
+    if config.hostname == _default_hostname(record.host, record.id):
+        config = msgspec.structs.replace(config, hostname="")
+    body.check_together(config, host)
+    if not config.hostname:
+        config = msgspec.structs.replace(config, hostname=_default_hostname(host, record.id))
     host, _ = limits.adapted(_placed(host, support, parts), support)
     host = msgspec.structs.replace(host, log_config=log_plan.resolved(host.log_config, parts.config))
     await parts.deliveries.check(host.log_config)
@@ -179,6 +190,7 @@ async def with_host(
     )
     changed = msgspec.structs.replace(
         record,
+        config=config,
         host=host,
         networks=networks,
         links=_links(parts, find, host),

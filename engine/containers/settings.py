@@ -134,7 +134,8 @@ async def _relink(container: Container) -> None:
 
 @whole
 async def connect(container: Container, network: str, wanted: EndpointSettings) -> None:
-    """Connect it to one more network, at once when it runs.
+    """Connect it to one more network, at once when it runs. When it does not, the settings of a
+    network that it is on already are replaced, as in Docker.
 
     Raises NotFound, Forbidden, InvalidParameter; nothing has changed then.
     """
@@ -149,12 +150,13 @@ async def connect(container: Container, network: str, wanted: EndpointSettings) 
             settings = await attachments.connect(container.id, network, wanted, container.process)
         else:
             network = await attachments.found(container.id, record.name, network, wanted)
-            settings = attachments.check(container.id, network, wanted, record.networks)
+            settings = attachments.check(container.id, network, wanted, _others(container, network))
         name = container.parts.networks.get(network).record.name
+        before = record.networks.get(name)
         attachments.reserve({name: settings})
         networks, ports = record.networks | {name: settings}, attachments.ports_of(container.id)
         mac = mac_address(wanted.mac_address, f"network {name}")
-        macs = record.macs | {name: mac} if mac else record.macs
+        macs = {key: each for key, each in record.macs.items() if key != name} | ({name: mac} if mac else {})
         try:
             container.replace(networks=networks, macs=macs, ports=ports)
             await _write_network_files(container)
@@ -167,6 +169,18 @@ async def connect(container: Container, network: str, wanted: EndpointSettings) 
             if container.running:
                 await attachments.disconnect(container.id, network)
             raise
+        if before is not None:
+            attachments.unreserve({name: before})
+
+
+def _others(container: Container, network_id: str) -> list[str]:
+    """The names of the networks that its settings have besides this one."""
+    networks = container.parts.networks
+    name = networks.get(network_id).record.name
+    kept = container.record.networks.get(name)
+    # a swarm's network may have the name of one of this engine
+    same = kept is not None and (kept.network_id == network_id or kept.network_id not in networks.by_id)
+    return [key for key in container.record.networks if key != name or not same]
 
 
 @whole

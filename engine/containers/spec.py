@@ -144,7 +144,9 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
             devices=[device for device, _ in nodes],
             cgroups_path=cgroups.path(record.id, host.cgroup_parent),
             resources=_resources(host, place.cgroups, [*(rule for _, rule in nodes if rule), *devices.rules(host)]),
-            rootfs_propagation=rootfs_propagation(each.propagation for each in record.mounts),
+            rootfs_propagation=rootfs_propagation(
+                [*(each.propagation for each in record.mounts), *_shared_tmpfs(host, place.runtime)]
+            ),
             seccomp=filter_,
             sysctl=_sysctls(record, place),
             masked_paths=() if host.privileged else _paths(host.masked_paths, security.MASKED_PATHS),
@@ -475,6 +477,16 @@ def rootfs_propagation(of_mounts: Iterable[str]) -> str:
     """The root must propagate mounts to or from the shared and slave mounts below it."""
     wanted = {propagation.removeprefix("r") for propagation in of_mounts}
     return "shared" if "shared" in wanted else "rslave" if "slave" in wanted else ""
+
+
+def _shared_tmpfs(host: HostConfig, runtime: Runtime) -> list[str]:
+    """The propagation of tmpfs mounts that need a root like it: crun gives all mounts that of the
+    root in the end, unless it is shared. `slave` has no effect on a tmpfs, which has no peer.
+    """
+    if runtime.implementation != "crun":
+        return []
+    wanted = [word for options in mount_points.temporary(host).values() for word in mount_points.tmpfs_options(options)]
+    return [word for word in wanted if word in ("shared", "rshared")]
 
 
 def _namespaces(host: HostConfig, place: Place) -> list[oci.Namespace]:

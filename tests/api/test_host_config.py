@@ -77,6 +77,11 @@ def test_mounts_of_each_type(engine: TempEngine, tmp_path: Path) -> None:
     assert {each["Type"] for entry in listed for each in entry["Mounts"]} >= {"volume", "bind", "tmpfs"}
 
 
+def test_a_shared_tmpfs(engine: TempEngine) -> None:
+    lines = output(engine, "cat", "/proc/self/mountinfo", Tmpfs={"/t": "shared"}).splitlines()
+    assert " shared:" in next(line for line in lines if " /t " in line)
+
+
 def test_mounts_by_the_docker_cli(engine: TempEngine) -> None:
     engine.docker("run", "--rm", "--mount", "type=volume,source=cli-v,target=/x", "busybox", "touch", "/x/there")
     result = engine.docker("run", "--rm", "--mount", "type=volume,source=cli-v,target=/x", "busybox", "ls", "/x")
@@ -299,6 +304,21 @@ def test_host_config_in_the_body_of_a_start(engine: TempEngine, tmp_path: Path) 
     assert [each["Source"] for each in found["Mounts"]] == [str(tmp_path)]
     assert engine.request("DELETE", f"/v1.24/volumes/{anonymous}").status == 204, "nothing uses it any more"
     post(engine, f"/containers/{identifier}/start", {}, version="1.24")
+
+
+def test_the_network_mode_in_the_body_of_a_start(engine: TempEngine) -> None:
+    peer = engine.started("sleep", "600", NetworkDisabled=True, Hostname="peer")
+    for mode in ("none", f"container:{peer}"):
+        for body in ({"NetworkMode": mode}, {"HostConfig": {"NetworkMode": mode}, "NetworkMode": "host"}):
+            identifier = engine.create("hostname", host={"NetworkMode": "bridge"})
+            post(engine, f"/containers/{identifier}/start", body, version="1.23")
+            assert engine.wait(identifier) == 0
+            assert engine.inspect(identifier)["HostConfig"]["NetworkMode"] == mode
+            shown = engine.logs(identifier).decode().strip()
+            assert shown == (identifier[:12] if mode == "none" else "peer")
+    named = engine.create("true", Hostname="mine")
+    refused = post(engine, f"/containers/{named}/start", {"NetworkMode": f"container:{peer}"}, 400, "1.23")
+    assert "conflicting options: hostname" in refused["message"]
 
 
 # --- links, working directory, size ---------------------------------------------------------------

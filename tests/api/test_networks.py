@@ -395,6 +395,27 @@ def test_connect_before_the_start(engine: TempEngine) -> None:
     assert "web" in engine.inspect(container)["NetworkSettings"]["Networks"]["one"]["Aliases"]
 
 
+def test_connect_again_before_the_start(engine: TempEngine) -> None:
+    """The settings are replaced, and a static address is free again. A running container is
+    refused.
+    """
+    create(engine, "one", IPAM=pools({"Subnet": "10.231.40.0/29"}))
+    container = engine.create("sleep", "600", network="bridge")
+
+    static = {"IPAMConfig": {"IPv4Address": "10.231.40.5"}, "MacAddress": "02:42:00:00:00:01"}
+    connect(engine, "one", container, Aliases=["a"], **static)
+    connect(engine, "one", container, Aliases=["b"])
+    endpoint = engine.inspect(container)["NetworkSettings"]["Networks"]["one"]
+    assert "b" in endpoint["Aliases"] and "a" not in endpoint["Aliases"] and endpoint["IPAMConfig"] in (None, {})
+    others = [sleeper(engine, "one") for _ in range(4)]  # of 5
+    addresses = {engine.inspect(each)["NetworkSettings"]["Networks"]["one"]["IPAddress"] for each in others}
+    assert "10.231.40.5" in addresses, "nothing keeps it"
+    engine.post(f"/containers/{container}/start")
+    endpoint = engine.inspect(container)["NetworkSettings"]["Networks"]["one"]
+    assert endpoint["IPAddress"] and endpoint["MacAddress"] != "02:42:00:00:00:01"
+    connect(engine, "one", container, 403, Aliases=["c"])
+
+
 def test_none_can_be_left_for_a_network(engine: TempEngine) -> None:
     create(engine, "mine")
     container = sleeper(engine, "none")

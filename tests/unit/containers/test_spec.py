@@ -280,6 +280,20 @@ def test_given_mounts_by_depth_and_in_place_of_the_standard_ones() -> None:
     assert whole["linux"]["rootfsPropagation"] == "shared"
 
 
+def test_a_shared_tmpfs_needs_a_shared_root_with_crun() -> None:
+    """Otherwise crun makes all mounts private in the end."""
+    runc = Runtime(name="runc", path="/runc", version="", reason="", root="/run")
+    for options, crun in (
+        ("rshared", "shared"),
+        ("size=1m,shared", "shared"),
+        ("slave", None),
+        ("shared,private", None),
+    ):
+        linux = built(tmpfs={"/t": options})["linux"]
+        assert linux.get("rootfsPropagation") == crun, options
+        assert "rootfsPropagation" not in built(place(runtime=runc), tmpfs={"/t": options})["linux"]
+
+
 def test_read_only_root() -> None:
     document = built(readonly_rootfs=True)
     assert document["root"]["readonly"] is True
