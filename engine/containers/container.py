@@ -471,6 +471,7 @@ class Container:
     def follow(self, process: Process) -> None:
         """Record the exit of this process, which is its run's, when it comes."""
         process.exit.add_done_callback(functools.partial(self._process_ended, process))
+        launch.end_with(process, self.record, self.parts)
 
     def _process_ended(self, process: Process, exit_future: asyncio.Future[Exit]) -> None:
         spawn(self._finish(process, exit_future.result()), f"container {self.id}: record its exit", fatal=True)

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ from engine.runtime import cgroups
 from engine.runtime.oci import Runtime
 from engine.system import host_paths, limits
 from engine.system.files import remove_tree
+from engine.system.tasks import spawn
 from engine.wire.containers import EndpointSettings
 
 _log = logging.getLogger(__name__)
@@ -294,6 +296,36 @@ async def _join_network(
 
 
 # --- the end of a run -----------------------------------------------------------------------------
+
+
+def end_with(process: Process, record: ContainerRecord, parts: Parts) -> None:
+    """Kill the other processes of the run when this one, its first, has ended. The kernel does so
+    in a pid namespace of its own; where a container shares another one, containerd does it too.
+    They may hold the output open, and the monitor reports the exit only when that is read.
+    """
+    if record.host.pid_mode in ("", "private") or process.pidfd < 0:
+        return
+    loop = asyncio.get_running_loop()
+    try:
+        watched = os.dup(process.pidfd)  # a loop has one callback for a descriptor
+    except OSError as error:
+        _log.warning("container %s: its end cannot be watched: %s", record.id, error)
+        return
+
+    def forget(_: object) -> None:
+        nonlocal watched
+        if watched >= 0:
+            loop.remove_reader(watched)
+            os.close(watched)
+            watched = -1
+
+    def ended() -> None:
+        forget(None)
+        killing = asyncio.to_thread(parts.cgroups.kill, cgroup_of(record))
+        spawn(killing, f"container {record.id}: end its other processes")
+
+    loop.add_reader(watched, ended)
+    process.exit.add_done_callback(forget)
 
 
 async def oom_killed(record: ContainerRecord, parts: Parts) -> bool:

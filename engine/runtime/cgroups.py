@@ -16,6 +16,8 @@ import os
 import platform
 import posixpath
 import re
+import signal
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -33,6 +35,10 @@ MOST_CPUS = 8192
 
 _KMEM_LIMIT_GONE = (5, 16)
 """From this kernel on, writing memory.kmem.limit_in_bytes has no effect."""
+
+
+_KILL_ROUNDS, _KILL_PAUSE = 20, 0.002
+"""Looks at a cgroup whose processes are killed, and seconds between them."""
 
 
 class Support(msgspec.Struct, frozen=True, kw_only=True):
@@ -367,6 +373,30 @@ class Cgroups(msgspec.Struct, frozen=True):
                 return sorted(set(_processes(str(directory))))
         return sorted(set(_processes(self.unified + cgroup))) if self.unified else []
 
+    def kill(self, cgroup: str) -> None:
+        """Kill all processes in the cgroup and in those below it, as far as they do not fork
+        faster. Blocks on files.
+        """
+        if self.mode == "v2":
+            try:
+                Path(f"{self.unified}{cgroup}/cgroup.kill").write_text("1")
+                return
+            except FileNotFoundError:
+                pass  # it is gone, or the kernel is older than 5.14
+        for _ in range(_KILL_ROUNDS):
+            found = self.processes(cgroup)
+            if not found:
+                return
+            with contextlib.ExitStack() as opened:
+                descriptors = {pid: each for pid in found if (each := _opened(pid, opened)) >= 0}
+                # read again: a pid of the first list may have been another process's when it was
+                # opened
+                for pid in self.processes(cgroup):
+                    if pid in descriptors:
+                        with contextlib.suppress(ProcessLookupError):
+                            signal.pidfd_send_signal(descriptors[pid], signal.SIGKILL)
+            time.sleep(_KILL_PAUSE)
+
     def children(self, parent: str = PARENT) -> frozenset[str]:
         """Names of the cgroups directly below `parent` in any hierarchy: the ids of containers that
         are running or have left a cgroup behind.
@@ -511,6 +541,16 @@ def _remove_claimed(root: str, cgroup: str) -> None:
             os.rmdir(root + cgroup)
         except OSError:  # not marked by the engine, in use, or already removed
             return
+
+
+def _opened(pid: int, opened: contextlib.ExitStack) -> int:
+    """A pidfd, closed by `opened`; -1 when the process is gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+    opened.callback(os.close, descriptor)
+    return descriptor
 
 
 def _processes(directory: str) -> Iterator[int]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 from engine.containers import launch
 from engine.errors import ServerError
 from engine.monitor.handles import LaunchFailed
+from tests.support import PATIENCE
 from tests.support.fakes.world import World, run, world
 
 __all__ = ["world"]
@@ -35,6 +38,38 @@ def test_a_program_runs_and_ends(world: World) -> None:
         assert not world.rows
 
     run(story())
+
+
+@pytest.mark.parametrize(("mode", "killed"), [("host", ["/engined/c"]), ("container:a", ["/engined/c"]), ("", [])])
+def test_the_rest_of_a_shared_pid_namespace_ends_with_the_first_process(mode: str, killed: list[str]) -> None:
+    """The exit is reported only when their output has been read."""
+    seen: list[str] = []
+    done = threading.Event()
+
+    def kill(cgroup: str) -> None:
+        seen.append(cgroup)
+        done.set()
+
+    record: Any = SimpleNamespace(id="c", host=SimpleNamespace(pid_mode=mode, cgroup_parent=""))
+    parts: Any = SimpleNamespace(cgroups=SimpleNamespace(kill=kill))
+
+    async def story() -> None:
+        ended = await asyncio.create_subprocess_exec("true")
+        pidfd = os.pidfd_open(ended.pid)
+        process: Any = SimpleNamespace(pidfd=pidfd, exit=asyncio.get_running_loop().create_future())
+        before = len(os.listdir("/proc/self/fd"))
+        launch.end_with(process, record, parts)
+        await ended.wait()
+        if killed:
+            assert await asyncio.to_thread(done.wait, 30 * PATIENCE)
+        launch.end_with(process, record, parts)
+        process.exit.set_result(None)  # reported before its end was noticed
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert seen == killed and len(os.listdir("/proc/self/fd")) <= before
+        os.close(pidfd)
+
+    asyncio.run(story())
 
 
 def test_what_is_raised_later_takes_the_process_back(world: World) -> None:

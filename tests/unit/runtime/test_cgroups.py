@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -149,6 +150,26 @@ def test_remove_goes_down_and_tolerates_absence(tmp_path: Path) -> None:
     (tmp_path / "cpu/engined/def/file").write_text("busy")
     with pytest.raises(OSError, match="not empty"):
         hierarchies.remove("/engined/def")
+
+
+def test_all_processes_are_killed(tmp_path: Path) -> None:
+    """The lists are files of the test's here, so they never become shorter."""
+    at = host(tmp_path, *V1)
+    for name in ("memory/c", "memory/c/below"):
+        (tmp_path / name).mkdir()
+    sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    for name, sleeper in zip(("memory/c", "memory/c/below"), sleepers, strict=True):
+        (tmp_path / name / "cgroup.procs").write_text(f"{sleeper.pid}\n0\n4194303\n")
+    at.kill("/c")
+    assert [sleeper.wait() for sleeper in sleepers] == [-9, -9]
+    at.kill("/c")
+    at.kill("/gone")
+
+    v2 = host(tmp_path, V2, kept="memory")
+    (tmp_path / "unified/c").mkdir()
+    (tmp_path / "unified/c/cgroup.kill").write_text("")
+    v2.kill("/c")
+    assert (tmp_path / "unified/c/cgroup.kill").read_text() == "1"
 
 
 def test_lists_of_numbers() -> None:
