@@ -164,6 +164,7 @@ class Daemon:
         """
         self._claim(stack)
         self._watch_signals(stack)
+        await asyncio.to_thread(detached_mounts.check_root)
         await self._open_stores(stack)
         await self._open_containers(stack)
         await self._restore(stack)

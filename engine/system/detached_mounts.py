@@ -396,6 +396,35 @@ class MountNamespace:
             os.close(proc)
 
 
+def check_root() -> None:
+    """Raises ServerError if this process is in a chroot. A thread that enters a mount namespace,
+    also the one that it came from, gets the namespace's root (setns(2)), where the paths of a
+    chroot mean other files. Runtimes cannot pivot_root(2) in a chroot either.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
+        roots = [os.open("/", os.O_PATH | os.O_CLOEXEC), thread.submit(_root_of_namespace).result()]
+    try:
+        places = [(mounts.mount_id(root), os.fstat(root).st_ino) for root in roots]
+    finally:
+        for root in roots:
+            os.close(root)
+    if places[0] != places[1]:
+        raise ServerError(
+            "the engine cannot run in a chroot: start it on the host itself, or in a container or mount namespace "
+            "whose root was changed by pivot_root(2)"
+        )
+
+
+def _root_of_namespace() -> int:
+    own = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        mounts.own_directory()
+        _enter(own)
+        return os.open("/", os.O_PATH | os.O_CLOEXEC)
+    finally:
+        os.close(own)
+
+
 def _enter(namespace: int) -> None:
     """Move the calling thread into a mount namespace. It must have its own working directory."""
     if _libc.setns(ctypes.c_int(namespace), ctypes.c_int(_CLONE_NEWNS)) < 0:

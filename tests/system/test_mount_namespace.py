@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,3 +70,29 @@ def test_a_failure_on_the_way_in_is_passing(
 
     asyncio.run(main())
     assert [mount for mount in mounts.mounts() if mount not in before] == []
+
+
+_IN_A_CHROOT = """
+import os, subprocess, sys
+from engine.errors import ServerError
+from engine.system.detached_mounts import check_root
+
+check_root()
+if sys.argv[2] == "mount":
+    subprocess.run(["mount", "--rbind", "/", sys.argv[1]], check=True)
+else:
+    os.mkdir(f"{sys.argv[1]}/proc")
+    subprocess.run(["mount", "--bind", "/proc", f"{sys.argv[1]}/proc"], check=True)
+os.chroot(sys.argv[1])
+try:
+    check_root()
+except ServerError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.parametrize("kind", ["directory", "mount"])
+def test_a_chroot_is_refused(tmp_path: Path, kind: str) -> None:
+    command = ["unshare", "--mount", sys.executable, "-c", _IN_A_CHROOT, str(tmp_path), kind]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("the engine cannot run in a chroot: ") and done.stdout.count("\n") == 1
