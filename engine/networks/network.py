@@ -361,7 +361,7 @@ def without_sizes(record: NetworkRecord) -> tuple[NetworkRecord, dict[int, int]]
     lengths) by IP version. Raises InvalidParameter.
     """
     subnets = [ip_network(config.subnet) for config in record.ipam.config]
-    sizes = {subnet.version: subnet.prefixlen for subnet in subnets if is_size(subnet)}
+    sizes: dict[int, int] = {subnet.version: subnet.prefixlen for subnet in subnets if is_size(subnet)}
     if sizes.get(6, 128) < UNIQUE_LOCAL_PREFIX:
         raise InvalidParameter(
             f"network {record.name}: subnet ::/{sizes[6]}: the engine chooses none larger than a /{UNIQUE_LOCAL_PREFIX}"
