@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import subprocess
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,13 +54,13 @@ def test_the_rest_of_a_shared_pid_namespace_ends_with_the_first_process(mode: st
     record: Any = SimpleNamespace(id="c", host=SimpleNamespace(pid_mode=mode, cgroup_parent=""))
     parts: Any = SimpleNamespace(cgroups=SimpleNamespace(kill=kill))
 
+    child = subprocess.Popen(["true"])
+    pidfd = os.pidfd_open(child.pid)
+
     async def story() -> None:
-        ended = await asyncio.create_subprocess_exec("true")
-        pidfd = os.pidfd_open(ended.pid)
         process: Any = SimpleNamespace(pidfd=pidfd, exit=asyncio.get_running_loop().create_future())
         before = len(os.listdir("/proc/self/fd"))
         launch.end_with(process, record, parts)
-        await ended.wait()
         if killed:
             assert await asyncio.to_thread(done.wait, 30 * PATIENCE)
         launch.end_with(process, record, parts)
@@ -67,9 +68,10 @@ def test_the_rest_of_a_shared_pid_namespace_ends_with_the_first_process(mode: st
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert seen == killed and len(os.listdir("/proc/self/fd")) <= before
-        os.close(pidfd)
 
     asyncio.run(story())
+    child.wait()
+    os.close(pidfd)
 
 
 def test_what_is_raised_later_takes_the_process_back(world: World) -> None:
