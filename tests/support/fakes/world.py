@@ -198,6 +198,7 @@ class Networks:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.by_id: dict[str, Any] = {}
         self.members: dict[str, dict[str, EndpointSettings]] = {}
         self.opening: set[str] = set()
 
