@@ -316,6 +316,7 @@ class Container:
     def gone(self) -> None:
         """It has been removed: nothing is started or waited for any more."""
         self.planned.cancel()
+        self.peers.ending.discard(self)
         self._answer_waiting()
 
     def answer_removal(self, why: str = "") -> None:
