@@ -248,6 +248,7 @@ class Daemon:
             on_exit=self._exited,
             on_detach=self._detached,
             on_rotated=self._rotated,
+            on_dropped=self._dropped,
             root=config.root,
         )
         self.facts = await asyncio.to_thread(_read_host, config.root, self.cgroups)
@@ -298,6 +299,7 @@ class Daemon:
         lifecycle.ended.subscribe(lambda container: self.statistics.ended(container.id))
         lifecycle.ended.subscribe(lambda container: self.packing.rotated(container.id))
         lifecycle.gone.subscribe(lambda container: self.execs.forget_container(container.id))
+        lifecycle.gone.subscribe(lambda container: self.monitor.dropped.pop(container.id, None))
         lifecycle.gone.subscribe(lambda container: memory.trim_soon())
         self.images.idle.when_idle(memory.trim_soon)
 
@@ -421,6 +423,7 @@ class Daemon:
             network_drivers=tuple(self.networks.driver_names()),
             authorization_plugins=tuple(dict.fromkeys(self.config.authorization_plugins)),
             log_drivers=(*drivers.names(journal=log_plan.has_journal()), *self.plugins.active("LogDriver")),
+            log_dropped=sum(self.monitor.dropped.values()),
             descriptors=open_descriptors(),
             tasks=len(asyncio.all_tasks()),
         )
@@ -494,6 +497,14 @@ class Daemon:
 
     def _rotated(self, key: str) -> None:
         self.packing.rotated(key)
+
+    def _dropped(self, key: str, first: bool) -> None:
+        """Lines could not be written to its log. Each run has one warning of it."""
+        container = self.containers.find(key)
+        if container is not None:
+            container.touch()
+        if first:
+            _log.warning("%s: lines of its output cannot be written to its log, and are lost", key)
 
     def _detached(self, key: str, client: int, by_keys: bool) -> None:
         """A client has left. Docker publishes an event only for the detach keys."""

@@ -74,6 +74,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     volume_drivers: tuple[str, ...] = ("local",)
     network_drivers: tuple[str, ...] = ()
     log_drivers: tuple[str, ...] = ()
+    log_dropped: int = 0
+    """Lines that could not be written to logs of containers."""
     authorization_plugins: tuple[str, ...] = ()
     descriptors: int = 0
     """Open descriptors of this process."""

@@ -9,6 +9,9 @@ cdef enum:
     # no entry of this engine is larger than 100 KiB; other engines may cut lines later
     ENTRY_MAX = 4 << 20
     SCAN_BLOCK = 256 << 10              # bytes read at a time
+    # Mode bit (S_ISVTX, which has no meaning for files) of a log's file: its time stamps, or those
+    # from it to the next file, are not in order.
+    DISORDERED = 0o1000
 
 cdef struct Entry:
     const char *log                     # still escaped
@@ -25,14 +28,14 @@ cdef struct Text:                       # what `measure` finds out about the lin
 
 
 cdef size_t whole(const char *data, size_t size) noexcept nogil
-cdef char *escape(char *into, const char *data, size_t size) noexcept nogil
+cdef char *escape(char *into, const char *data, size_t size, bint exact) noexcept nogil
 cdef int64_t read_time(const char *text, size_t size) noexcept nogil
 cdef int hex_four(const char *at) noexcept nogil
 cdef bint measure(const char *at, size_t size, Text *found) noexcept nogil
 cdef char *unescape(char *into, const char *at, size_t size) noexcept nogil
 cdef char *put_entry(
     char *into, int stream, const char *data, size_t size, bint newline, const char *attrs, size_t attrs_size,
-    const char *second, int nanoseconds,
+    const char *second, int nanoseconds, bint exact,
 ) noexcept nogil
 cdef void put_second(char *into, int64_t second) noexcept nogil
 cdef int64_t read_time(const char *text, size_t size) noexcept nogil

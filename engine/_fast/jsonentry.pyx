@@ -3,9 +3,10 @@
 
 An entry is `{"log":"…\\n","stream":"stdout","time":"2026-01-02T03:04:05.123456789Z"}` and a
 newline, byte for byte what Docker's own driver writes: its escapes (`<`, `>`, `&`, U+2028, U+2029,
-controls except `\\n` and `\\r` as `\\uXXXX`), U+FFFD for each byte that is not UTF-8. `log` ends in
-a newline, unless the line was split at 16 KiB or its stream ended. Not here: the files of a log
-(`logwriter.pyx`, `logreader.pyx`).
+controls except `\\n` and `\\r` as `\\uXXXX`), U+FFFD for each byte that is not UTF-8. In an exact
+log such a byte 0xNN is `\\udcNN` instead, half of a surrogate pair, which no text has; readers turn
+it into the byte again. `log` ends in a newline, unless the line was split at 16 KiB or its stream
+ended. Not here: the files of a log (`logwriter.pyx`, `logreader.pyx`).
 
 Owns:    nothing. Descriptors and buffers are the caller's.
 Threads: any number; all functions but `time_text` run without the GIL.
@@ -128,9 +129,9 @@ cdef size_t whole(const char *data, size_t size) noexcept nogil:
     return size
 
 
-cdef char *escape(char *into, const char *data, size_t size) noexcept nogil:
-    """Write `data` as the inside of a JSON string as Docker does. Needs room for 6 * size + 16
-    bytes. Returns the end."""
+cdef char *escape(char *into, const char *data, size_t size, bint exact) noexcept nogil:
+    """Write `data` as the inside of a JSON string as Docker does, or so that `unescape` returns the
+    same bytes (`exact`). Needs room for 6 * size + 16 bytes. Returns the end."""
     cdef const char *at = data
     cdef const char *end = data + size
     cdef char rest[16]
@@ -160,6 +161,10 @@ cdef char *escape(char *into, const char *data, size_t size) noexcept nogil:
                 width = rune_size(<const unsigned char *>at, end - at)
                 if width == 0:
                     memcpy(into, b"\\ufffd", 6)
+                    if exact:
+                        memcpy(into + 2, b"dc", 2)
+                        into[4] = HEX[byte >> 4]
+                        into[5] = HEX[byte & 0xF]
                     into += 6
                     at += 1
                 elif (
@@ -330,15 +335,15 @@ def time_text(int64_t at_ns) -> str:
 
 cdef char *put_entry(
     char *into, int stream, const char *data, size_t size, bint newline, const char *attrs, size_t attrs_size,
-    const char *second, int nanoseconds,
+    const char *second, int nanoseconds, bint exact,
 ) noexcept nogil:
     """Write one entry. Needs room for 6 * size + attrs_size + ENTRY_EXTRA bytes. `attrs`:
-    `,"attrs":{…}` or nothing, `second`: as by `put_second`.
+    `,"attrs":{…}` or nothing, `second`: as by `put_second`, `exact`: as for `escape`.
 
     Returns the end.
     """
     memcpy(into, OPENING, OPENING_SIZE)
-    into = escape(into + OPENING_SIZE, data, size)
+    into = escape(into + OPENING_SIZE, data, size, exact)
     if newline:
         memcpy(into, b"\\n", 2)
         into += 2
@@ -433,6 +438,10 @@ cdef char *unescape(char *into, const char *at, size_t size) noexcept nogil:
             if rune < 0:
                 return NULL
             at += 4
+            if 0xDC80 <= rune < 0xDD00:  # a byte of an exact log
+                into[0] = <char>(rune & 0xFF)
+                into += 1
+                continue
             if 0xD800 <= rune < 0xE000:
                 low = -1
                 if rune < 0xDC00 and end - at >= 6 and at[0] == c'\\' and at[1] == c'u':

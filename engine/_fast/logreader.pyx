@@ -23,14 +23,15 @@ from posix.unistd cimport close, pread
 
 from engine._fast.frames cimport HEADER_SIZE, put_header
 from engine._fast.jsonentry cimport (
-    ENTRY_MAX, SLICE, TIME_SIZE, Entry, last_newline, parse_any, parse_line, parse_own, probe, put_time, scan_back,
-    unescape,
+    DISORDERED, ENTRY_MAX, SLICE, TIME_SIZE, Entry, last_newline, parse_any, parse_line, parse_own, probe, put_time,
+    scan_back, unescape,
 )
 from engine._fast.linux cimport O_NOFOLLOW, O_NONBLOCK
 from engine._fast.packed cimport LABELLED, Label, Survey, read_label
 
 import json
 import os
+from time import time_ns
 from urllib.parse import quote_plus
 
 from isal import igzip_lib
@@ -69,6 +70,7 @@ cdef class File:
     cdef uint64_t inode                     # as positions name it: of the original, if it is packed
     cdef uint64_t own                       # of the file itself
     cdef bint packed
+    cdef bint disordered                    # as the mode bit `DISORDERED`
     cdef Label label                        # of a packed file
 
     def __cinit__(self):
@@ -98,6 +100,7 @@ cdef File opened(bytes name, bint packed):
         raise OSError(EINVAL, "not a regular file", os.fsdecode(name))
     file.inode = file.own = status.st_ino
     file.packed = packed
+    file.disordered = (status.st_mode & DISORDERED) != 0
     if packed:
         if read_label(file.fd, &file.label) < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, name)
@@ -220,6 +223,8 @@ cdef class LogReader:
     cdef bint sliced[3]  # the stream's last entry is part of a line that continues in its next one
     cdef bint from_time
     cdef bint to_time
+    cdef bint disordered                    # time stamps go back somewhere in the files
+    cdef int64_t until_ns
     cdef char since[TIME_SIZE]
     cdef char until[TIME_SIZE]
     cdef bytes details
@@ -270,8 +275,10 @@ cdef class LogReader:
             put_time(self.since, since_ns)
         if until_ns > 0:
             self.to_time = True
+            self.until_ns = until_ns
             put_time(self.until, until_ns)
         self.newer = self.collect(None)
+        self.disordered = any((<File>each).disordered for each in self.newer)
         if until_now and until_position is None and self.newer:
             file = self.newer[len(self.newer) - 1]
             # a line may be half written
@@ -428,11 +435,13 @@ cdef class LogReader:
         return self.until_offset if self.to_position and file is self.until_file else INT64_MAX
 
     cdef int seek_since(self) except -1:
-        """Go to just before the first entry that is not older than `since`, by bisection over time:
-        entries are in order. A packed file is read from its beginning."""
+        """Go to just before the first entry that is not older than `since`, by bisection over time,
+        if entries are in order. A packed file is read from its beginning."""
         cdef int64_t low = 0, middle, found = 0, high
         cdef int answer
         cdef char time[TIME_SIZE]
+        if self.disordered:
+            return 0
         while self.newer:
             if not self.begins(<File>self.newer[0], time) or memcmp(time, self.since, TIME_SIZE) > 0:
                 break
@@ -577,6 +586,9 @@ cdef class LogReader:
                     break
                 elif not self.leave():
                     self.at_end = True
+                    # newer entries are later than this
+                    if self.disordered and self.to_time and time_ns() > self.until_ns:
+                        self.done = True
                     break
             _PyBytes_Resize(&raw, size)
             result = <bytes>raw
@@ -655,6 +667,8 @@ cdef class LogReader:
                 if self.from_time and memcmp(entry.time, self.since, TIME_SIZE) < 0:
                     break
                 if self.to_time and memcmp(entry.time, self.until, TIME_SIZE) > 0:
+                    if self.disordered:                 # older ones may follow
+                        break
                     self.done = True
                     return out - into
                 if not self.wanted[entry.stream]:

@@ -20,7 +20,6 @@ cdef class LogWriter(Sink):
     cdef readonly int max_file
     # errno while writing fails, 0 if the last write succeeded
     cdef readonly int error
-    cdef readonly uint64_t dropped         # entries lost to failed writes since the object was made
     cdef bytes attrs                       # `,"attrs":{…}` or empty, as it stands in each entry
     cdef const char *attrs_text
     cdef size_t attrs_size
@@ -30,6 +29,7 @@ cdef class LogWriter(Sink):
     cdef int64_t size
     cdef int64_t limit                     # size at which the next rotation is tried; 0: never
     cdef int64_t last                      # time stamp of the newest entry, ns since the epoch
+    cdef bint exact                        # bytes that are not UTF-8 are kept
     cdef int64_t second                    # the second that `clock` holds as text
     cdef char clock[20]
     cdef Line lines[2]
@@ -53,6 +53,7 @@ cdef class LogWriter(Sink):
     cdef Py_ssize_t entries_since(self, uint64_t inode, int64_t offset) except -1
     cdef tuple count_after(self, bytes name, uint64_t inode, int64_t offset)
     cdef int begin(self) except -1
+    cdef void mark(self) noexcept
     cdef int finish(self) except -1
     cdef void take(self, int stream, const char *data, size_t size) noexcept nogil
     cdef void cut(self, size_t at) noexcept nogil

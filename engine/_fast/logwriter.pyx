@@ -19,11 +19,13 @@ from libc.stdio cimport rename, snprintf
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcpy, memmove
 from posix.fcntl cimport O_APPEND, O_CLOEXEC, O_CREAT, O_RDONLY, O_RDWR, O_TRUNC, open
-from posix.stat cimport S_ISREG, fstat, stat, struct_stat
+from posix.stat cimport S_ISREG, fchmod, fstat, stat, struct_stat
 from posix.time cimport CLOCK_REALTIME, clock_gettime, timespec
 from posix.unistd cimport F_OK, access, close, ftruncate, unlink, write
 
-from engine._fast.jsonentry cimport ENTRY_EXTRA, SLICE, last_newline, newest_time, put_entry, put_second, whole
+from engine._fast.jsonentry cimport (
+    DISORDERED, ENTRY_EXTRA, SLICE, last_newline, newest_time, put_entry, put_second, whole,
+)
 from engine._fast.linux cimport O_NOFOLLOW, O_NONBLOCK, memrchr
 from engine._fast.sink cimport Sink
 
@@ -34,6 +36,9 @@ cdef enum:
     OUT_FLUSH = 256 << 10               # formatted entries are written when they exceed this
     ATTRS_MAX = 32 << 10
     RELEASE = 32 << 10                  # bytes from which the GIL is released
+
+# nanoseconds by which the clock may be set back while time stamps still increase
+cdef int64_t LEAP = 3 * <int64_t>1000000000
 
 # The buffer for formatted entries is needed only during a call, so all writers of the process share
 # one. A call takes it away while it runs (the GIL is held then), so that a second thread would
@@ -49,9 +54,11 @@ cdef class LogWriter(Sink):
     written before it returns, with one write(2) for each 256 KiB. Without followers, entries that
     rotation would remove within the same call are not written at all. A line of 16 KiB or more
     makes several entries, of which only the last ends in a newline; a UTF-8 character is never
-    split. Time stamps strictly increase within the file set, also after the log is reopened. Their
-    last digit is never 0, so that Docker's form, which drops trailing zeros, always has nine digits
-    too.
+    split. Time stamps strictly increase within the file set, also after the log is reopened and
+    when the clock is set back by `LEAP` or less. If it is set back further, they go back too, and
+    the live file gets the mode bit `DISORDERED`: readers must not search by time up to its end.
+    The last digit of a time stamp is never 0, so that Docker's form, which drops trailing zeros,
+    always has nine digits too.
 
     When a write fails (ENOSPC, EIO, …) its entries are counted in `dropped`, and a partial entry
     that reached the file is removed from it. The first call that fails raises OSError, after it has
@@ -69,10 +76,10 @@ cdef class LogWriter(Sink):
     the host crashed, and never were an entry. A reader that waits at this place reads it again.
     """
 
-    def __cinit__(self, bytes path not None, int64_t max_size=0, int max_file=1, *, bytes attrs=b""):
+    def __cinit__(self, bytes path not None, int64_t max_size=0, int max_file=1, *, bytes attrs=b"", bint exact=False):
         """`max_size`: bytes at which the log rotates (0: never). `max_file`: files that are kept
         (1: rotation removes the old file). `attrs`: an encoded JSON object that each entry carries,
-        or empty.
+        or empty. `exact`: bytes that are not UTF-8 are kept, in a form that only `LogReader` knows.
         """
         self.fd = -1
         if not 0 < len(path) < 4096 or b"\0" in path:
@@ -90,6 +97,7 @@ cdef class LogWriter(Sink):
         self.attrs_text = PyBytes_AS_STRING(self.attrs)
         self.attrs_size = len(self.attrs)
         self.second = -1
+        self.exact = exact
         self.followers = {}
         # O_NONBLOCK: the path may be another kind of file, which must not block the caller.
         self.fd = open(path, O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0o640)
@@ -319,9 +327,18 @@ cdef class LogWriter(Sink):
         self.turned = False
         clock_gettime(CLOCK_REALTIME, &now)
         now_ns = <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
-        if now_ns - 1 > self.last:  # if the clock went back, continue from the last time stamp
+        if now_ns - 1 > self.last:
             self.last = now_ns - 1
+        elif self.last - now_ns > LEAP:  # the clock was ahead
+            self.last = now_ns - 1
+            self.mark()
         return 0
+
+    cdef void mark(self) noexcept:
+        """Note at the live file that time stamps go back at its end."""
+        cdef struct_stat status
+        if fstat(self.fd, &status) == 0:
+            fchmod(self.fd, (status.st_mode & 0o7777) | DISORDERED)
 
     cdef int finish(self) except -1:
         global spare_out
@@ -439,7 +456,7 @@ cdef class LogWriter(Sink):
             put_second(self.clock, self.second)
         into = put_entry(
             self.out + before, stream, data, size, newline, self.attrs_text, self.attrs_size, self.clock,
-            <int>(self.last % 1000000000)
+            <int>(self.last % 1000000000), self.exact
         )
         self.out_size = into - self.out
         if self.limit:

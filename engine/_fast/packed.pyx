@@ -24,7 +24,7 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memmove
 from posix.unistd cimport pread
 
-from engine._fast.jsonentry cimport ENTRY_MAX, TIME_SIZE, Entry, parse_line, read_time
+from engine._fast.jsonentry cimport DISORDERED, ENTRY_MAX, TIME_SIZE, Entry, parse_line, read_time
 from engine._fast.linux cimport fstat, stat_t
 
 import os
@@ -133,8 +133,8 @@ cdef class Survey:
 
 
 def pack(int source, int target, checkpoint=None) -> None:
-    """Compress a rotated file into an empty one, which gets the same time of modification, and have
-    it on the disk.
+    """Compress a rotated file into an empty one, which gets the same time of modification and the
+    mode bit `DISORDERED`, and have it on the disk.
 
     `checkpoint` is called for each block, and may raise to end the work. Raises OSError.
     """
@@ -170,6 +170,8 @@ def pack(int source, int target, checkpoint=None) -> None:
         raise OSError(f"a write of {LABELLED} bytes was cut")
     modified = status.st_mtim.tv_sec * 10**9 + status.st_mtim.tv_nsec
     os.utime(target, ns=(modified, modified))
+    if status.st_mode & DISORDERED:
+        os.fchmod(target, os.fstat(target).st_mode & 0o7777 | DISORDERED)
     os.fdatasync(target)
     # Frees the page cache of both, which will hardly be read soon.
     os.posix_fadvise(source, 0, 0, os.POSIX_FADV_DONTNEED)

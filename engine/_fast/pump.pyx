@@ -900,8 +900,9 @@ cdef class Stdio:
 
     Calls of `owner`: `detached(number, keys)` when a client left before the process's end;
     `input_ended()` when stdin was closed while the process runs; `rotated()` when a file of the log
-    can be packed; `drained()` after `finish`, once the last output has been read, logged and passed
-    to the clients' sockets or backlogs. The owner then ends their streams (`dismiss`).
+    can be packed; `dropped(lines)` when entries could not be written to the log; `drained()` after
+    `finish`, once the last output has been read, logged and passed to the clients' sockets or
+    backlogs. The owner then ends their streams (`dismiss`).
     """
 
     cdef Loop loop
@@ -1187,15 +1188,17 @@ cdef class Stdio:
         cdef Client client
         cdef Py_ssize_t index = len(self.clients)
         cdef bint full = False
-        cdef uint64_t outrun, turns
+        cdef uint64_t outrun, turns, dropped
         if self.log is not None:
             outrun = self.log.outrun
             turns = self.log.turns
+            dropped = self.log.dropped
             try:
                 self.log.write_raw(stream, payload, size)
-            except Exception:  # a failing log must not stop a process or its clients
-                traceback.print_exc()
-                sys.stderr.flush()
+            except Exception as error:  # a failing log must not stop a process or its clients
+                self.log_failed(error)
+            if self.log.dropped != dropped:
+                self.owner.dropped(self.log.dropped - dropped)
             if self.slot >= 0:
                 self.secure(stream)
                 self.loop.unlogged.done()
@@ -1228,6 +1231,15 @@ cdef class Stdio:
                 full = full or client.kept.used >= BACKLOG
         if full:
             self.go_on()
+        return 0
+
+    cdef int log_failed(self, error) except -1:
+        """Report it once: the log raises only the first error of a series."""
+        if isinstance(error, OSError):
+            print(f"{error.filename}: {error.strerror}; lines of output are lost", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exc()
+            sys.stderr.flush()
         return 0
 
     cdef int secure(self, int stream) except -1:
@@ -1318,6 +1330,7 @@ cdef class Stdio:
     cdef int ended(self) except -1:
         """Called when all output has been read."""
         cdef list watchers = self.watchers
+        cdef uint64_t dropped
         if not self.running:
             return 0
         self.running = False
@@ -1328,12 +1341,14 @@ cdef class Stdio:
         if self.input is not None:
             self.input.end()
         if self.log is not None:
+            dropped = self.log.dropped
             try:
                 self.log.end()
                 self.log.close()
-            except Exception:
-                traceback.print_exc()
-                sys.stderr.flush()
+            except Exception as error:
+                self.log_failed(error)
+            if self.log.dropped != dropped:
+                self.owner.dropped(self.log.dropped - dropped)
             self.log = None
             if self.slot >= 0:
                 self.loop.unlogged.give_back(self.slot)

@@ -3,6 +3,7 @@ from libc.stdint cimport int64_t, uint64_t
 cdef class Sink:
     cdef readonly bytes path               # inode of the live log file; empty when there is none
     cdef readonly uint64_t outrun          # readers that are no longer waited for, in total
+    cdef readonly uint64_t dropped         # entries that could not be written, in total
     cdef readonly uint64_t turns           # rotations after which a file can be packed, in total
     cdef readonly bint full                # the process must wait: its output is not to be read
     cdef readonly bint waits               # `look` is to be called from time to time

@@ -1,6 +1,7 @@
 class Sink:
     path: bytes
     outrun: int
+    dropped: int
     turns: int
     full: bool
     waits: bool

@@ -59,7 +59,7 @@ cdef class PackedLog(LogWriter):
     replaced; the original counts.
     """
 
-    def __cinit__(self, bytes path not None, int64_t max_size=0, int max_file=1, *, bytes attrs=b""):
+    def __cinit__(self, bytes path not None, int64_t max_size=0, int max_file=1, *, bytes attrs=b"", bint exact=False):
         cdef Label label
         self.skips = False
         self.gone = deque(maxlen=GONE)
@@ -312,7 +312,7 @@ cdef class Spool(PackedLog):
     that is not blocking also loses files that lie wholly more than `quota` bytes before its end.
     """
 
-    def __cinit__(self, bytes path not None, int64_t max_size=0, int max_file=1, *, bytes attrs=b""):
+    def __cinit__(self, bytes path not None, int64_t max_size=0, int max_file=1, *, bytes attrs=b"", bint exact=False):
         self.slot = -1
 
     def join(self, Board board not None, str id not None, tuple acked not None, int64_t quota, bint blocking=True):

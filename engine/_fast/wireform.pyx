@@ -157,7 +157,7 @@ cdef int find(const char *line, size_t size, Entry *entry, Text *text, Scratch *
         return 0
     again = raw + size + 32
     entry.log = again
-    entry.size = escape(again, raw, end - raw) - again
+    entry.size = escape(again, raw, end - raw, False) - again
     return measure(entry.log, entry.size, text)
 
 

@@ -279,10 +279,12 @@ def _shown(container: Container, request: Request, exec_ids: list[str] | None = 
     """The inspect reply. Versions of one shape of it also agree on Config.MacAddress, so that they
     can share an encoded one.
     """
-    return views.inspect(
+    shown = views.inspect(
         *(container.record, container.directory, container.graph, exec_ids, container.links),
         mac=not request.version.has(Flag.NO_REQUESTED_MAC),
     )
+    dropped = container.log_dropped
+    return msgspec.structs.replace(shown, log_dropped=dropped) if dropped else shown
 
 
 def _detach_keys(request: Request) -> bytes:

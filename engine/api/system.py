@@ -188,6 +188,7 @@ async def info(engine: Engine, request: Request) -> Reply:
             discovered_devices=[DiscoveredDevice("cdi", name) for name in devices] or msgspec.UNSET,
             warnings=_warnings(host, engine.config),
             log_deliveries=await engine.deliveries.totals() or msgspec.UNSET,
+            log_dropped=counts.log_dropped or msgspec.UNSET,
         ),
     )
 

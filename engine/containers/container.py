@@ -175,6 +175,11 @@ class Container:
         """Its lines go to a remote target."""
         return log_plan.delivered(self.record)
 
+    @property
+    def log_dropped(self) -> int:
+        """Lines of its last run that could not be written to its log."""
+        return self.parts.monitor.dropped.get(self.id, 0)
+
     def log_reading(self) -> LogReading | None:
         """For a reader of the log. None when the log is not rotated meanwhile."""
         return self.parts.monitor.read_log(self.id) if self.running else None

@@ -19,6 +19,7 @@ class JsonFile(msgspec.Struct, array_like=True, frozen=True, tag="json-file"):
 
     `attrs`: an encoded JSON object that every entry carries (log options `labels`, `env`), or
     empty. `compress`: rotated files are compressed with gzip.
+    `exact`: bytes that are not UTF-8 are kept; other programs may not be able to read the files.
     """
 
     path: str
@@ -26,6 +27,7 @@ class JsonFile(msgspec.Struct, array_like=True, frozen=True, tag="json-file"):
     max_file: int = 1
     attrs: bytes = b""
     compress: bool = False
+    exact: bool = False
 
 
 class Spool(msgspec.Struct, array_like=True, frozen=True, tag="spool"):

@@ -106,7 +106,9 @@ class Monitor:
     `Process.exit` is resolved. For a process that ends during `run` it may be called before the
     awaiting task continues; there `Process.exit` decides. `on_detach(key, client, keys)` is called
     when a client leaves before its process ends, `on_rotated(key)` when a log has a file more that
-    can be compressed. `root`: ROOT of the shipper (`ship`).
+    can be compressed, `on_dropped(key, first)` when `dropped` has changed.
+    `first`: it had no such key. `root`: ROOT of the shipper
+    (`ship`).
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Monitor:
         on_exit: Callable[[str, Exit], None],
         on_detach: Callable[[str, int, bool], None] = lambda key, client, keys: None,
         on_rotated: Callable[[str], None] = lambda key: None,
+        on_dropped: Callable[[str, bool], None] = lambda key, first: None,
         root: Path | None = None,
     ) -> None:
         self._run = run
@@ -125,8 +128,11 @@ class Monitor:
         self._on_exit = on_exit
         self._on_detach = on_detach
         self._on_rotated = on_rotated
+        self._on_dropped = on_dropped
         self.processes: dict[str, Process] = {}
         self.exits: dict[str, Exit] = {}
+        self.dropped: dict[str, int] = {}
+        """Lines of the last run of a process that could not be written to its log, by its key."""
         self.pid = 0
         """The monitor's own pid, for measurements."""
         self.losses = 0
@@ -324,7 +330,7 @@ class Monitor:
             seq = self.number()
             try:
                 await self._answer(
-                    seq, messages.Hello(seq, codec.protocol, self._attach_stall, held=True, rotated=True)
+                    seq, messages.Hello(seq, codec.protocol, self._attach_stall, held=True, rotated=True, dropped=True)
                 )
             except Interrupted:
                 raise
@@ -355,7 +361,9 @@ class Monitor:
             self._use(ours)
             self._codec = messages.CURRENT
             seq = self.number()
-            self._send(messages.Hello(seq, self._codec.protocol, self._attach_stall, held=True, rotated=True))
+            self._send(
+                messages.Hello(seq, self._codec.protocol, self._attach_stall, held=True, rotated=True, dropped=True)
+            )
             self._pass_everything()
             self.pid, words = self._spawn(theirs.fileno(), lock)
         except OSError as error:
@@ -888,6 +896,7 @@ class Monitor:
                     letters = "t" if run.tty else "ioe" if run.open_stdin else "oe"
                     process = self._keep(run.key, report.pid, letters, descriptors, run.stdin_once, run.log)
                     self.exits.pop(run.key, None)
+                    self.dropped.pop(run.key, None)
                     if future is not None:
                         self._launched[report.seq] = process
                 if future is not None and not future.done():
@@ -914,6 +923,10 @@ class Monitor:
                 self._loop.call_soon(self._on_detach, report.key, report.client, report.keys)
             case messages.Rotated():
                 self._loop.call_soon(self._on_rotated, report.key)
+            case messages.Dropped():
+                first = report.key not in self.dropped
+                self.dropped[report.key] = report.lines
+                self._loop.call_soon(self._on_dropped, report.key, first)
 
     def _refused(self, report: messages.Failed) -> None:
         run = self._runs.pop(report.seq, None)

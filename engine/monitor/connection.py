@@ -39,6 +39,8 @@ class Connection:
         self.monitor = monitor
         self.wants_rotated = False
         """This daemon knows the report `Rotated`."""
+        self.wants_dropped = False
+        """This daemon knows the report `Dropped`."""
         self.closed = False
         self.codec = messages.CURRENT
         """Codec of the protocol that its Hello named."""

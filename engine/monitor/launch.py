@@ -261,10 +261,10 @@ class Launch:
 def open_sink(target: Target, monitor: Monitor) -> Sink:
     """The sink for a target. Raises OSError."""
     match target:
-        case JsonFile(compress=False):
-            return LogWriter(os.fsencode(target.path), target.max_size, target.max_file, attrs=target.attrs)
-        case JsonFile():
-            log = PackedLog(os.fsencode(target.path), target.max_size, target.max_file, attrs=target.attrs)
+        case JsonFile(path, max_size, max_file, attrs, compress=False, exact=exact):
+            return LogWriter(os.fsencode(path), max_size, max_file, attrs=attrs, exact=exact)
+        case JsonFile(path, max_size, max_file, attrs, exact=exact):
+            log = PackedLog(os.fsencode(path), max_size, max_file, attrs=attrs, exact=exact)
             log.compress = True
             return log
         case Spool():

@@ -63,7 +63,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     being created. A process created after that is reported by an unasked `State`. A newer daemon's
     Hello ends an older connection, which is sent `Superseded` first. `attach_stall`: seconds after
     which a client that accepts no output is disconnected; -1: unchanged. With `rotated` this daemon
-    gets `Rotated`.
+    gets `Rotated`, with `dropped` it gets `Dropped`.
     """
 
     seq: int
@@ -71,6 +71,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     attach_stall: int = -1
     held: bool = False
     rotated: bool = False
+    dropped: bool = False
 
 
 class Attach(msgspec.Struct, tag="attach", frozen=True):
@@ -367,12 +368,20 @@ class Rotated(msgspec.Struct, tag="rotated", frozen=True):
     key: str
 
 
+class Dropped(msgspec.Struct, tag="dropped", frozen=True):
+    """So many entries of the log of `key` could not be written since its process started. Sent
+    some time after such a failure, and at Hello."""
+
+    key: str
+    lines: int
+
+
 class Superseded(msgspec.Struct, tag="superseded", frozen=True):
     """Another daemon has said Hello. This connection ends; the monitor and its processes now belong
     to that daemon."""
 
 
-Report = Done | Failed | State | Kept | Held | Exited | InputEnded | Detached | Rotated | Superseded
+Report = Done | Failed | State | Kept | Held | Exited | InputEnded | Detached | Rotated | Dropped | Superseded
 
 
 NOT_A_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

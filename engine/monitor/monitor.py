@@ -46,6 +46,9 @@ from engine.monitor.shipper import Shipper
 
 HELLO_GRACE = 5.0
 """Seconds that a Hello waits for the launches of the previous daemon."""
+DROPPED_PAUSE = 1.0
+"""Seconds from a failed write of a log to the report of it, which then has the number of all lines
+that were lost meanwhile."""
 LEFT_GRACE = 60.0
 """Seconds within which the processes of a dead monitor are handed to this one."""
 LOOK_PAUSE = 60.0
@@ -86,6 +89,8 @@ class Monitor:
         self._codecs = codecs
         self._launch_count = 0
         self._stray = (0, 0)
+        self._lossy: set[Process] = set()
+        """Processes of whose logs more lines were lost than the daemon knows."""
         self.program = Program()
         self.shipper = Shipper(self, run, self._ships)
         self._connections: list[Connection] = []
@@ -290,6 +295,7 @@ class Monitor:
             self._current.close()
         self._current = connection
         connection.wants_rotated = order.rotated
+        connection.wants_dropped = order.dropped
         if order.attach_stall >= 0:
             self.loop.stall = order.attach_stall
         for key, (status, at) in self.journal.exits.items():
@@ -297,6 +303,8 @@ class Monitor:
         for process in self.processes.values():
             if process.pidfd >= 0:
                 connection.send_state(process)
+                if process.dropped_lines and order.dropped:
+                    connection.send(messages.Dropped(process.key, process.dropped_lines))
         if self._kept >= 0:
             connection.send(messages.Kept(), [self._kept])
         if order.held:
@@ -570,6 +578,8 @@ class Monitor:
         """The process has ended and its output is drained."""
         if self.processes.get(process.key) is process:
             del self.processes[process.key]
+        if process in self._lossy:
+            self._report_dropped()
         self.journal.add(process.key, status, process.at)
         self.report(messages.Exited(process.key, status, process.at))
         # not before the report: a client may ask for the exit code as soon as its stream ends
@@ -610,6 +620,19 @@ class Monitor:
         report."""
         if self._current is not None and self._current.wants_rotated:
             self.report(messages.Rotated(key))
+
+    def dropped(self, process: Process) -> None:
+        """Lines of its output could not be written to its log."""
+        if not self._lossy:
+            self.loop.call_later(DROPPED_PAUSE, self._report_dropped)
+        self._lossy.add(process)
+
+    def _report_dropped(self) -> None:
+        """An earlier daemon does not know the report."""
+        if self._current is not None and self._current.wants_dropped:
+            for process in self._lossy:
+                self.report(messages.Dropped(process.key, process.dropped_lines))
+        self._lossy.clear()
 
     # --- launches and children --------------------------------------------------------------------
 

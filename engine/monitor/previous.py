@@ -5,7 +5,7 @@ Differences from protocol 4:
 - A log is `[path, max_size, max_file, attrs]`, without the tag "json-file" in front. Other targets
   cannot be expressed.
 - A daemon that was superseded is sent `Failed` with seq 0 and the reason `SUPERSEDED`.
-- Hello does not ask for held descriptors, and not for reports of rotated logs.
+- Hello does not ask for held descriptors, nor for reports of rotated logs and dropped lines.
 
 Not here: which protocol a connection speaks (`client.py`, `monitor.py`).
 """
@@ -32,8 +32,8 @@ def encode(message: object) -> bytes:
         message = msgspec.structs.replace(message, protocol=PREVIOUS)
     document: Any = msgspec.to_builtins(message, builtin_types=(bytes,))
     if isinstance(message, Hello):
-        document.pop("held", None)
-        document.pop("rotated", None)
+        for field in ("held", "rotated", "dropped"):
+            document.pop(field, None)
     log = document.get("log")
     if log is not None:
         if log[0] != _TAG:

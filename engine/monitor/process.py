@@ -40,6 +40,7 @@ class Process:
     __slots__ = (
         "at",
         "drained_",
+        "dropped_lines",
         "key",
         "launch",
         "log",
@@ -66,6 +67,8 @@ class Process:
         self.status: int | None = None
         self.at = 0
         self.drained_ = False
+        self.dropped_lines = 0
+        """Entries of its log that could not be written."""
         self.tries_end = 0.0
 
     @property
@@ -156,6 +159,10 @@ class Process:
 
     def rotated(self) -> None:
         self.monitor.rotated(self.key)
+
+    def dropped(self, lines: int) -> None:
+        self.dropped_lines += lines
+        self.monitor.dropped(self)
 
     def input_ended(self) -> None:
         self.monitor.report(messages.InputEnded(self.key))

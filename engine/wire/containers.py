@@ -519,3 +519,5 @@ class ContainerInspect(msgspec.Struct, rename="pascal", kw_only=True, frozen=Tru
     config: Config
     network_settings: NetworkSettings
     log_delivery: LogDelivery | msgspec.UnsetType = msgspec.UNSET
+    log_dropped: int | msgspec.UnsetType = msgspec.UNSET
+    """Lines of its last run that could not be written to its log; this engine's own."""

@@ -209,6 +209,8 @@ class Info(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     warnings: list[str]
     isolation: str = ""
     log_deliveries: LogDeliveries | msgspec.UnsetType = msgspec.UNSET
+    log_dropped: int | msgspec.UnsetType = msgspec.UNSET
+    """The sum of `ContainerInspect.log_dropped`."""
 
 
 # --- /system/df -----------------------------------------------------------------------------------

@@ -143,16 +143,21 @@ def full_engine(tmp_path: Path) -> Iterator[TempEngine]:
 
 
 def test_a_full_disk_is_freed_by_the_api(full_engine: TempEngine) -> None:
-    """A container fills the disk. Exits are recorded, everything can be removed, before and after a
-    restart, and then all operations work as before."""
+    """A container fills the disk. Exits are recorded, lines that are lost are counted, everything
+    can be removed, before and after a restart, and then all operations work as before.
+    """
     engine = full_engine
     hog = engine.started("sh", "-c", "until [ -e /go ]; do sleep 0.1; done; cat /dev/zero > /x; sleep 1000")
+    loud = engine.started("sh", "-c", "trap 'yes | head -c 100000' USR1; while :; do sleep 0.1; done")
     killed = engine.started("sleep", "1000")
     ended = engine.started("sh", "-c", "read x; exit 5", OpenStdin=True)
     idle = engine.create("true", host={"Binds": ["named:/v"]})
     engine.touch(hog, "/go")
     until("the disk is full", lambda: os.statvfs(engine.root).f_bavail == 0)
     fill(engine.root)
+    engine.post(f"/containers/{loud}/kill?signal=USR1")
+    until("lost lines are counted", lambda: engine.inspect(loud).get("LogDropped", 0) > 0)
+    assert engine.log().count(f"{loud}: lines of its output cannot be written to its log, and are lost") == 1
     engine.post(f"/containers/{killed}/kill")
     assert engine.wait(killed) == 137
     answers = [
@@ -169,6 +174,8 @@ def test_a_full_disk_is_freed_by_the_api(full_engine: TempEngine) -> None:
     engine.restart()
     fill(engine.root)
     assert engine.inspect(killed)["State"]["ExitCode"] == 137
+    lost = engine.inspect(loud)["LogDropped"]
+    assert engine.request("GET", "/v1.24/info").json()["LogDropped"] >= lost > 1000
     engine.post(f"/containers/{ended}/kill")
     assert engine.wait(ended) == 137
     engine.terminate()
@@ -186,8 +193,10 @@ def test_a_full_disk_is_freed_by_the_api(full_engine: TempEngine) -> None:
     removed = engine.request("DELETE", "/v1.24/volumes/named")
     assert removed.status == 204, removed
     (engine.root / "fill").unlink()
-    removed = engine.request("DELETE", f"/v1.24/containers/{hog}?force=1")
-    assert removed.status == 204, removed
+    for container in (hog, loud):
+        removed = engine.request("DELETE", f"/v1.24/containers/{container}?force=1")
+        assert removed.status == 204, removed
+    assert "LogDropped" not in engine.request("GET", "/v1.24/info").json()
     until("there is space", lambda: os.statvfs(engine.root).f_bavail > 1000)
     time.sleep(1.1)
     assert engine.wait(engine.started("true")) == 0

@@ -181,7 +181,8 @@ def plan(log: LogConfig, facts: Facts) -> Plan:
         if isinstance(parsed, Files):
             if not facts.log_path:
                 raise InvalidParameter(f"{_kind(log)} has no file to write to")
-            return Plan(JsonFile(facts.log_path, parsed.max_size, parsed.max_file, encoded, parsed.compress))
+            exact = _kind(log) == local.NAME
+            return Plan(JsonFile(facts.log_path, *parsed[:2], encoded, parsed.compress, exact))
         tag = _tag(log, facts)
     except InvalidParameter as error:
         raise _failed(error.message) from error

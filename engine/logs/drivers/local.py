@@ -1,7 +1,8 @@
 """The driver local: files that rotate and are compressed without any option.
 
-The engine writes them in the format of json-file; Docker's own format is not for other programs to
-read. The cache of a log that goes to a remote target has the same options, with the prefix
+The engine writes them in the format of json-file, in its exact form (`_fast/jsonentry`): the bytes
+of the output are kept, whatever they are. Docker's own format is not for other programs to read
+either. The cache of a log that goes to a remote target has the same options, with the prefix
 `cache-`, and the same defaults.
 """
 

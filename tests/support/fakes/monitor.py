@@ -161,6 +161,7 @@ class FakeMonitor:
         self.host = host if host is not None else Host()
         self.processes: dict[str, Process] = {}
         self.exits: dict[str, Exit] = {}
+        self.dropped: dict[str, int] = {}
         self.pid = 2
         self.losses = 0
         self.kept = -1

@@ -7,6 +7,7 @@ import random
 import re
 import struct
 import threading
+import time
 from datetime import datetime
 from pathlib import Path
 
@@ -17,7 +18,19 @@ from hypothesis import strategies as st
 from engine._fast.jsonentry import time_text
 from engine._fast.logreader import LogReader
 from engine._fast.logwriter import LogWriter
-from tests.unit.fast.jsonlogs import SECOND, SLICE, _descriptors, directory, entry, everything, files, parsed, read  # noqa: F401 (_descriptors: a fixture)
+from tests.support import PATIENCE
+from tests.unit.fast.jsonlogs import (  # noqa: F401 (_descriptors: a fixture)
+    SECOND,
+    SLICE,
+    _descriptors,
+    directory,
+    entry,
+    everything,
+    files,
+    pack_file,
+    parsed,
+    read,
+)
 
 
 def test_no_log_yet(tmp_path: Path) -> None:
@@ -199,6 +212,44 @@ def test_since_finds_its_place_in_a_large_file(tmp_path: Path) -> None:
         assert reader.position()[1] > index * 70 - 600_000
         assert everything(reader, 1 << 20) == b"".join(b"%d\n" % number for number in range(index, 40_000))
         reader.close()
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("now", [2, 2000])
+def test_since_and_until_where_the_clock_was_set_back(tmp_path: Path, now: int, pack: bool) -> None:
+    """By a host whose clock began in 1970 for a while (2), and one whose clock was ahead."""
+    path = tmp_path / "c.log"
+    spans = ((1000, 20_000), (now, 20_000), (1000 + 20_000, 20_000))
+    for number, (begin, count) in zip((2, 1, 0), spans, strict=True):
+        file = path if number == 0 else tmp_path / f"c.log.{number}"
+        file.write_bytes(b"".join(entry(f"{begin + index}\n", (begin + index) * SECOND) for index in range(count)))
+        if number:
+            file.chmod(0o1640)
+            if pack:
+                pack_file(file)
+    stamps = [begin + index for begin, count in spans for index in range(count)]
+    for bound in (15_000, 20_500, 30_000):
+        assert read(path, since_ns=bound * SECOND) == b"".join(b"%d\n" % each for each in stamps if each >= bound)
+        assert read(path, until_ns=bound * SECOND) == b"".join(b"%d\n" % each for each in stamps if each <= bound)
+
+
+def test_following_until_a_time_ends_where_the_clock_was_set_back(tmp_path: Path) -> None:
+    path = tmp_path / "c.log"
+    path.write_bytes(entry("ahead\n", time.time_ns() + 1000 * SECOND))
+    until = time.time_ns() + SECOND // 4
+    reader = LogReader(os.fsencode(path), until_ns=until)
+    assert not reader.read(100)
+    assert reader.done
+    reader.close()
+    path.chmod(0o1640)
+    reader = LogReader(os.fsencode(path), until_ns=until)
+    with path.open("ab") as file:
+        file.write(entry("a\n", until - SECOND // 4))
+    assert everything(reader) == b"a\n"
+    while not reader.done:  # as often as the log grows
+        assert not reader.read(100)
+        assert reader.done or time.time_ns() <= until + SECOND * PATIENCE
+    reader.close()
 
 
 @settings(max_examples=40)

@@ -8,6 +8,8 @@ import json
 import os
 import resource
 import socket
+import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -21,6 +23,7 @@ from engine._fast.frames import Demultiplexer
 from engine._fast.jsonentry import time_text
 from engine._fast.logreader import LogReader
 from engine._fast.logwriter import LogWriter
+from engine._fast.spool import PackedLog
 from tests.unit.fast.jsonlogs import (  # noqa: F401 (_descriptors: a fixture)
     SECOND,
     SLICE,
@@ -98,6 +101,30 @@ def test_text_comes_back_byte_for_byte(text: str, cuts: list[int]) -> None:
             writer.write(1, data[begin:end])
         writer.close()
         assert read(path) == data
+
+
+@given(st.lists(st.one_of(st.binary(max_size=60), output)), st.lists(st.integers(0, 300), max_size=6))
+def test_an_exact_log_gives_back_any_bytes(parts: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(parts)
+    with directory() as place:
+        path = place / "c.log"
+        writer = LogWriter(os.fsencode(path), exact=True)
+        marks = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+        for begin, end in pairwise(marks):
+            writer.write(1, data[begin:end])
+        writer.close()
+        for line in path.read_bytes().splitlines():
+            json.loads(line)
+        assert read(path) == data
+
+
+def test_an_exact_log_keeps_every_pair_of_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "c.log"
+    data = b"".join(bytes((a, b)) for a in range(256) for b in range(256))
+    writer = PackedLog(os.fsencode(path), 1 << 30, 2, exact=True)
+    writer.write(1, data)
+    writer.close()
+    assert read(path) == data
 
 
 def test_byte_by_byte() -> None:
@@ -196,28 +223,36 @@ def test_attributes_stand_between_stream_and_time(tmp_path: Path) -> None:
         LogWriter(os.fsencode(path), attrs=b'{"a":\n1}')
 
 
-def test_time_goes_on_where_the_file_ends_even_when_the_clock_is_behind(tmp_path: Path) -> None:
+def test_time_goes_on_where_the_file_ends_when_the_clock_is_a_little_behind(tmp_path: Path) -> None:
     path = tmp_path / "c.log"
-    future = 4102444799 * SECOND + 999_999_998  # the last but one nanosecond of 2099
-    path.write_bytes(entry("old\n", future))
+    future = time.time_ns() + 2 * SECOND
+    path.write_bytes(entry("old\n", future - future % 10 + 1))
     writer = LogWriter(os.fsencode(path))
     writer.write(1, b"a\nb\nc\n")
     writer.close()
-    assert [item[3] for item in parsed(path.read_bytes().split(b"\n", 1)[1])] == [
-        time_text(future + 1),
-        time_text(future + 3),
-        time_text(future + 4),
-    ]
+    assert len(parsed(path.read_bytes())) == 4  # which asserts their order
+    assert not path.stat().st_mode & stat.S_ISVTX
 
 
-def test_time_goes_on_from_the_rotated_file_when_the_live_one_is_empty(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize("kind", [LogWriter, PackedLog])
+def test_times_are_true_again_after_the_clock_was_ahead(tmp_path: Path, kind: type[LogWriter], rotated: bool) -> None:
     path = tmp_path / "c.log"
-    future = 4102444800 * SECOND
-    (tmp_path / "c.log.1").write_bytes(entry("old\n", future) + b"garbage\n")
-    writer = LogWriter(os.fsencode(path), 1000, 2)
-    writer.write(1, b"a\n")
+    future = 1924992000 * SECOND + 1  # 2031
+    (tmp_path / "c.log.1" if rotated else path).write_bytes(entry("old\n", future) + b"garbage\n")
+    before = time.time_ns()
+    writer = kind(os.fsencode(path), 10_000, 2)
+    writer.write(1, b"a\nb\n")
+    writer.write(1, b"c\n")
     writer.close()
-    assert parsed(path.read_bytes())[0][3] == time_text(future + 1)
+    lines = path.read_bytes().splitlines(keepends=True)[0 if rotated else 2 :]
+    times = [item[3] for item in parsed(b"".join(lines))]
+    after = time_text(time.time_ns())
+    assert sorted([after, *times, time_text(before - 1)]) == [time_text(before - 1), *times, after]
+    # what `since` and `until` select, in the order of the file
+    assert read(path, since_ns=before - 1) == b"old\na\nb\nc\n"
+    assert read(path, until_ns=time.time_ns()) == b"a\nb\nc\n"
+    assert read(path) == b"old\na\nb\nc\n"
 
 
 @pytest.mark.parametrize("tail", [b'{"log":"to', b"\0" * 40000, b"x" * 70000, b"{"])

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import random
+import resource
 import select
 import signal
 import socket
@@ -49,6 +50,9 @@ class Bench:
 
     def rotated(self) -> None:
         self.told.append(("rotated",))
+
+    def dropped(self, lines: int) -> None:
+        self.told.append(("dropped", lines))
 
     def drained(self) -> None:
         self.told.append(("drained",))
@@ -569,6 +573,30 @@ def test_files_of_a_quiet_log_are_removed_when_they_are_acknowledged(bench: Benc
     assert len(list(tmp_path.glob("spool.log*"))) > 5
     acknowledge(tmp_path, 1 << 40)
     until(lambda: len(list(tmp_path.glob("spool.log*"))) == 2)
+
+
+def test_lines_that_a_log_cannot_take_are_counted(
+    bench: Bench, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c.log"
+    path.write_bytes(b"line\n" * 100_000)
+    log = LogWriter(os.fsencode(path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    bench.start(log=log)
+    bench.serve()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
+    try:
+        os.write(bench.ends["o"], b"a\nb\n")
+        until(lambda: ("dropped", 2) in bench.told)
+        os.write(bench.ends["o"], b"c\nd")
+        until(lambda: ("dropped", 1) in bench.told)
+        bench.do(lambda: bench.stdio.finish(0))
+        until(lambda: ("drained",) in bench.told)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert bench.told == [("dropped", 2), ("dropped", 1), ("dropped", 1), ("drained",)]
+    [line] = capfd.readouterr().err.splitlines()
+    assert line == f"{path}: File too large; lines of output are lost"
 
 
 def test_a_log_that_does_not_block(bench: Bench, tmp_path: Path) -> None:

