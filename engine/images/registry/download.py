@@ -103,10 +103,11 @@ class BlobFile:
         return f"sha256:{self._hashed.hexdigest()}"
 
 
-async def download(site: Site, path: str, digest: str, file: BlobFile, retrying: Retrying) -> None:
+async def download(site: Site, path: str, digest: str, file: BlobFile, retrying: Retrying, *, patient: bool) -> None:
     """Receive the rest of a blob of the repository `path`, and resume after a broken connection.
     Raises Failure, ServerError.
     """
+    delays = site.delays(patient=patient)
     failures = 0
     for attempt in range(_ATTEMPTS):
         begun = file.size
@@ -115,14 +116,9 @@ async def download(site: Site, path: str, digest: str, file: BlobFile, retrying:
             return
         except Failure as error:
             failures = 1 if file.size - begun >= _PROGRESS else failures + 1
-            if (
-                not error.transient
-                or failures > len(site.delays)
-                or error.delay > LONGEST_DELAY
-                or attempt == _ATTEMPTS - 1
-            ):
+            if not error.transient or failures > len(delays) or error.delay > LONGEST_DELAY or attempt == _ATTEMPTS - 1:
                 raise
-            await pause(error, site.delays[failures - 1], retrying)
+            await pause(error, delays[failures - 1], retrying)
 
 
 async def _receive_rest(site: Site, path: str, digest: str, file: BlobFile) -> None:

@@ -100,6 +100,10 @@ class Repository:
     def _site(self) -> Site:
         return self._sites[self._at]
 
+    def _is_last(self, site: Site) -> bool:
+        """True for the registry itself. A mirror that fails is not worth a long wait."""
+        return site is self._sites[-1]
+
     async def _anywhere(self, attempt: Callable[[Site], Awaitable[T]]) -> T:
         """Ask the mirror that answered last, then the ones after it, then the registry itself.
 
@@ -110,7 +114,7 @@ class Repository:
             try:
                 return await attempt(site)
             except ServerError:
-                if site is self._sites[-1]:
+                if self._is_last(site):
                     raise
                 if site is self._site:
                     self._at += 1
@@ -196,7 +200,9 @@ class Repository:
 
     async def blob(self, digest: str, limit: int) -> bytes:
         """A small blob, verified. Raises ServerError."""
-        return await self._anywhere(lambda site: site.persist(lambda: self._blob(site, digest, limit)))
+        return await self._anywhere(
+            lambda site: site.persist(lambda: self._blob(site, digest, limit), patient=self._is_last(site))
+        )
 
     async def _blob(self, site: Site, digest: str, limit: int) -> bytes:
         async with site.exchange(
@@ -223,7 +229,9 @@ class Repository:
         before a connection broke are kept.
         """
         file = BlobFile(target, size, report)
-        await self._anywhere(lambda site: download(site, self.path, digest, file, retrying))
+        await self._anywhere(
+            lambda site: download(site, self.path, digest, file, retrying, patient=self._is_last(site))
+        )
         if await file.digest() != digest:
             raise ServerError(f"filesystem layer verification failed for digest {digest}")
 
@@ -231,7 +239,7 @@ class Repository:
 
     async def has_blob(self, digest: str, retrying: Retrying = not_reported) -> bool:
         """Raises Failure."""
-        return await self._site.persist(lambda: self._has_blob(digest), retrying)
+        return await self._site.persist(lambda: self._has_blob(digest), retrying, patient=True)
 
     async def _has_blob(self, digest: str) -> bool:
         site = self._site
@@ -277,7 +285,7 @@ class Repository:
                 await self._upload(chunks, lambda: sent.digest)
             return sent
 
-        return await self._site.persist(attempt, retrying)
+        return await self._site.persist(attempt, retrying, patient=True)
 
     async def _upload(self, chunks: AsyncIterator[bytes], digest: Callable[[], str]) -> None:
         site = self._site
@@ -310,7 +318,7 @@ class Repository:
 
     async def put_manifest(self, name: str, raw: bytes, media_type: str) -> None:
         """Raises Failure."""
-        await self._site.persist(lambda: self._put_manifest(name, raw, media_type))
+        await self._site.persist(lambda: self._put_manifest(name, raw, media_type), patient=True)
 
     async def _put_manifest(self, name: str, raw: bytes, media_type: str) -> None:
         site = self._site

@@ -53,6 +53,8 @@ MAX_ANSWER = 1 << 20
 
 DELAYS = (0.2, 0.8, 2.0)
 """Seconds before each retry, of which up to half is random."""
+PATIENCE = (5.0, 10.0, 15.0, 20.0, 25.0)
+"""Seconds before the further retries of an upload or a download: dockerd's."""
 LONGEST_DELAY = 20.0
 """Longest accepted Retry-After in seconds."""
 _REDIRECTIONS = 8
@@ -125,6 +127,7 @@ class Registries:
         self.stall = float(config.registry_timeout)
         """Seconds without a byte after which a connection is given up."""
         self.delays = DELAYS
+        self.patience = PATIENCE
         self._insecure = config.insecure_registries
         self._mirrors = config.registry_mirrors
         self._certificates = config.registry_certificates
@@ -557,10 +560,9 @@ class Site:
             self._tls[origin] = await self._registries.tls(url)
         return self._tls[origin]
 
-    @property
-    def delays(self) -> tuple[float, ...]:
-        """See `DELAYS`."""
-        return self._registries.delays
+    def delays(self, *, patient: bool) -> tuple[float, ...]:
+        """See `DELAYS`; with `patient` also `PATIENCE`."""
+        return self._registries.delays + (self._registries.patience if patient else ())
 
     async def url(self, path: str, *parts: str) -> URL:
         """A URL in the repository `path`. Raises Failure."""
@@ -568,9 +570,11 @@ class Site:
         # Joined as text: none of the parts contains anything that needs escaping (reference.py).
         return URL(f"{str(self.base).rstrip('/')}/v2/{path}/{'/'.join(parts)}")
 
-    async def persist(self, attempt: Callable[[], Awaitable[T]], retrying: Retrying = not_reported) -> T:
+    async def persist(
+        self, attempt: Callable[[], Awaitable[T]], retrying: Retrying = not_reported, *, patient: bool = False
+    ) -> T:
         """Retry transient failures."""
-        return await persist(attempt, self._registries.delays, retrying)
+        return await persist(attempt, self.delays(patient=patient), retrying)
 
 
 async def persist(

@@ -32,6 +32,7 @@ from engine.images.credentials import (
     registry_auth,
     registry_config,
 )
+from engine.images.registry.session import PATIENCE
 from engine.images.remote import Remote, Search
 from engine.wire.images import Progress
 from tests.support.images.archives import Image, Node, digest, directory, docker_archive, tar
@@ -291,7 +292,7 @@ class Puller:
     async def __aenter__(self) -> Puller:
         await self.stage.__aenter__()
         client = await self.remote.client()
-        client.delays = (0.01, 0.01, 0.01)
+        client.delays, client.patience = (0.01, 0.01, 0.01), ()
         self.client = client
         return self
 
@@ -678,6 +679,73 @@ def test_passing_trouble_is_waited_for(tmp_path: Path, status: int) -> None:
 
     run(work)
     assert set(seen.values()) == {3}
+
+
+@needs_root
+def test_uploads_and_downloads_are_patient(tmp_path: Path) -> None:
+    """As dockerd: five retries after 5, 10, 15, 20 and 25 seconds, after quick ones."""
+    good = Good()
+    left = dict.fromkeys((blob(0, good), f"/v2/a/b/blobs/{IMAGE.id}"), 7)
+
+    async def trouble(ask: Ask) -> None:
+        if left.get(ask.path, 0):
+            left[ask.path] -= 1
+            await ask.answer(503)
+        elif ask.path.endswith("/uploads/") and left.setdefault("upload", 7):
+            left["upload"] -= 1
+            await ask.answer(503)
+        elif ask.path.endswith("/uploads/"):
+            await ask.answer(400, b'{"errors":[{"code":"UNKNOWN","message":"enough"}]}')
+        elif ask.method == "HEAD":
+            await ask.answer(404)
+        else:
+            await good(ask)
+
+    async def work() -> None:
+        async with stage(tmp_path, trouble) as (server, puller):
+            assert PATIENCE == (5.0, 10.0, 15.0, 20.0, 25.0)
+            puller.client.patience = (0.01,) * 5
+            await puller.pull(f"{server.host}/a/b")
+            sending = await puller.remote.push(f"{server.host}/a/b:t", "", NOBODY)
+            with pytest.raises(ServerError, match="enough"):
+                async for _ in sending.run():
+                    pass
+        assert not any(left.values())
+
+    run(work)
+
+
+@needs_root
+@pytest.mark.parametrize("pushes", [False, True])
+def test_a_client_that_leaves_ends_the_wait(tmp_path: Path, pushes: bool) -> None:
+    good = Good()
+
+    async def trouble(ask: Ask) -> None:
+        await (ask.answer(503) if "/blobs/" in ask.path else good(ask))
+
+    async def work() -> None:
+        async with stage(tmp_path, trouble) as (server, puller):
+            puller.client.patience = (1000.0,)
+            name = f"{server.host}/a/b"
+            if pushes:
+                await puller.stage.load(docker_archive(Image([LOW], [f"{name}:t"])))
+                sending = await puller.remote.push(f"{name}:t", "", NOBODY)
+            else:
+                sending = await puller.remote.pull(name, "t", NOBODY)
+            running = sending.run()
+            task = asyncio.create_task(_drained(running))
+            await asked(lambda: sum("/blobs/" in ask.path for ask in server.asked) >= 4)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await running.aclose()
+
+    run(work)
+
+
+async def _drained(said: AsyncIterator[Progress]) -> None:
+    async for _ in said:
+        pass
 
 
 # --- many pulls, and those that are given up ------------------------------------------------------
