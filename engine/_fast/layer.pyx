@@ -36,7 +36,7 @@ from posix.time cimport timespec
 
 from engine._fast.linux cimport (
     AT_SYMLINK_NOFOLLOW, F_DUPFD_CLOEXEC, O_CLOEXEC, O_DIRECTORY, O_NOFOLLOW, O_PATH, O_RDONLY,
-    RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_XDEV, S_IFBLK, S_IFCHR, S_IFIFO, S_ISDIR, S_ISGID,
+    RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_XDEV, S_IFBLK, S_IFCHR, S_IFIFO, S_ISDIR, S_ISLNK, S_ISGID,
     S_ISREG, chmod_opened, close, fchmod, fchown, fchownat, fcntl, fsetxattr, fstat, fstatat, fstatvfs,
     ftruncate, futimens, is_dot, is_whiteout, linkat, lsetxattr, makedev, mkdirat, mknodat, openat, openat2,
     pwrite, stat_t, statvfs_t, symlinkat, unlinkat, utimensat,
@@ -225,6 +225,36 @@ cdef class _Extraction:
         memset(self.preserved, 0, sizeof(self.preserved))
         return 0
 
+    cdef bint leads_nowhere(self, size_t length) noexcept nogil:
+        """True if the first `length` bytes of `path` lead through a symbolic link whose target is
+        no directory of this layer. The link hides what a whiteout below it could remove.
+        """
+        cdef stat_t found
+        cdef size_t at
+        cdef char kept
+        cdef int fd, status
+        if self.parent_fd >= 0 and strncmp(self.parent, self.path, length) == 0 and self.parent[length] == 0:
+            return False
+        for at in range(1, length + 1):
+            if at < length and self.path[at] != b"/":
+                continue
+            kept = self.path[at]
+            self.path[at] = 0
+            fd = self.open_directory(self.path, O_PATH)
+            status = 0
+            if fd < 0:
+                fd = openat2(
+                    self.root, self.path, O_PATH | O_NOFOLLOW | O_CLOEXEC,
+                    RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV,
+                )
+                status = 1 if fd >= 0 and fstat(fd, &found) == 0 and S_ISLNK(found.st_mode) else -1
+            self.path[at] = kept
+            if fd >= 0:
+                close(fd)
+            if status:
+                return status > 0
+        return False
+
     cdef int make_parents(self, size_t length) noexcept nogil:
         """Create the missing directories of `parent`. A whiteout among them becomes an opaque
         directory.
@@ -385,6 +415,8 @@ cdef class _Extraction:
         if length == 0:
             if self.into and entry.type == b"5":
                 return 0            # `unpack` leaves the directory itself unchanged
+            if not self.into and entry.type == b"1":
+                return 0            # kaniko writes one
             if entry.type != b"5":
                 return self.fail(
                     b"the root of the archive is no directory"
@@ -405,6 +437,8 @@ cdef class _Extraction:
                 if self.path[at]:
                     begin = at + 1
         base = self.path + begin
+        if not self.into and strncmp(base, b".wh.", 4) == 0 and begin and self.leads_nowhere(begin - 1):
+            return 0
         if self.enter(begin - 1 if begin else 0) < 0:
             return -1
         if self.pool != NULL:

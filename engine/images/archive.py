@@ -21,6 +21,7 @@ import contextlib
 import hashlib
 import os
 import posixpath
+import re
 import threading
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -54,6 +55,15 @@ _LINKS = 8
 
 ARCHITECTURE = platforms.HOST.architecture
 """This host's architecture, in Go's words."""
+LAYER_TYPES = re.compile(
+    r"application/vnd\.(docker\.image\.rootfs\.(foreign\.)?diff\.tar|oci\.image\.layer\.(nondistributable\.)?v1\.tar)"
+    r"([.+](gzip|zstd))?"
+)
+"""Media types of layers that can be extracted: not encrypted ones, and none of nydus, for
+example.
+"""
+INDEX_DEPTH = 2
+"""Levels of indexes below the first one."""
 
 NAME_ANNOTATION = "io.containerd.image.name"
 REF_NAME_ANNOTATION = "org.opencontainers.image.ref.name"
@@ -250,6 +260,8 @@ def image_config(raw: bytes, name: str) -> ImageConfig:
     for diff_id in config.rootfs.diff_ids:
         if not is_digest(diff_id):
             raise InvalidParameter(f"invalid archive: {name}: invalid diff_id {diff_id!r}")
+    if sum(not step.empty_layer for step in config.history or ()) > len(config.rootfs.diff_ids):
+        raise InvalidParameter(f"invalid archive: {name}: too many non-empty layers in History section")
     if config.os not in ("", "linux"):
         raise InvalidParameter(f'image operating system "{config.os}" cannot be used on this platform')
     return config
@@ -291,7 +303,7 @@ def _docker(archive: Archive) -> list[ArchivedImage]:
     _count(len(items))
     found = []
     for item in items:
-        names = tuple(_tag(text) for text in item.repo_tags)
+        names = tuple(_named(text) for text in item.repo_tags)
         spans = tuple(archive.span(name) for name in item.layers)
         image = _image(archive.span(item.config).read(MAX_DOCUMENT), item.config, spans, names)
         found.append(image._replace(parent=item.parent))
@@ -323,6 +335,12 @@ def _count(images: int) -> None:
         raise InvalidParameter(f"invalid archive: more than {MAX_IMAGES} images")
 
 
+def _named(text: str) -> Reference:
+    if not reference.parse(text).tag:
+        raise InvalidParameter(f"invalid archive: invalid tag {text!r}"[:300])
+    return _tag(text)
+
+
 def _tag(text: str) -> Reference:
     found = reference.parse(text).tagged()
     if found.digest:
@@ -337,6 +355,9 @@ def _oci(archive: Archive, platform: Platform | None) -> list[ArchivedImage]:
         manifest = decode(_blob(archive, descriptor), Manifest, descriptor.digest)
         if manifest.config is None:
             raise InvalidParameter(f"invalid archive: manifest {descriptor.digest} has no config")
+        for layer in manifest.layers:
+            if layer.media_type and not LAYER_TYPES.fullmatch(layer.media_type):
+                raise InvalidParameter(f"invalid archive: unsupported layer type {layer.media_type!r}"[:300])
         spans = tuple(archive.span(_blob_name(layer.digest)) for layer in manifest.layers)
         names = _annotated(descriptor)
         image = _image(_blob(archive, manifest.config), manifest.config.digest, spans, names)
@@ -359,7 +380,7 @@ def _manifests(archive: Archive, index: Manifest, wanted: Platform, depth: int) 
         if not descriptor.media_type.endswith(("image.index.v1+json", "manifest.list.v2+json")):
             found.append(descriptor)
             continue
-        if depth >= 2:
+        if depth >= INDEX_DEPTH:
             raise InvalidParameter("invalid archive: too many levels of nested indexes")
         inner = _manifests(archive, decode(_blob(archive, descriptor), Manifest, descriptor.digest), wanted, depth + 1)
         if not inner:

@@ -1,13 +1,16 @@
 """Platforms of images: `linux/arm64/v8` and the JSON form, and which images suit a platform.
 
-Names and rules: github.com/containerd/platforms (`Parse`, `Normalize`, `Only`). Pure.
+Names and rules: github.com/containerd/platforms (`Parse`, `Normalize`, `Only`), and the levels of
+amd64 (`GOAMD64`). Pure, but for the facts about this host.
 Raises: InvalidParameter for a malformed platform, NotFound for an image of another one.
 """
 
 from __future__ import annotations
 
+import functools
 import platform as host
 import re
+from collections.abc import Set
 from typing import TypeVar
 
 import msgspec
@@ -32,6 +35,14 @@ _ARCHITECTURES = frozenset((
 _SYNONYMS = {"i386": "386", "x86_64": "amd64", "x86-64": "amd64", "aarch64": "arm64"}
 _ARM = {"armhf": "v7", "armel": "v6"}
 _MACHINES = {"armv7l": "arm", "armv6l": "arm", "i686": "386"}
+_LEVELS = (
+    {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"},
+    {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"},
+    {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+)
+"""Flags that the levels 2, 3 and 4 of amd64 add, by their names in /proc/cpuinfo: x86-64 psABI,
+3.1.1.
+"""
 _ARM_VARIANTS = ("v8", "v7", "v6", "v5")
 
 
@@ -63,6 +74,29 @@ HOST = normal(
     )
 )
 """The platform of this host."""
+
+
+def level_of(flags: Set[str]) -> int:
+    """The level of amd64 that a CPU with these flags has, 1 to 4."""
+    level = 1
+    for needed in _LEVELS:
+        if not flags >= needed:
+            break
+        level += 1
+    return level
+
+
+@functools.cache
+def _host_level() -> int:
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "flags":
+                    return level_of(set(value.split()))
+    except OSError:
+        pass
+    return 1
 
 
 def parse(text: str) -> Platform:
@@ -103,13 +137,17 @@ def text_of(given: Platform) -> str:
 
 
 def accepted(wanted: Platform) -> list[Platform]:
-    """The platforms whose images run on the wanted one, best first."""
+    """The platforms whose images run on the wanted one, best first. Of this host's amd64 these are
+    all levels that its CPU has, unless a level was named.
+    """
     wanted = normal(wanted)
     machines = [(wanted.architecture, wanted.variant)]
-    level = wanted.variant.removeprefix("v")
     if wanted.architecture == "amd64":
-        if level in ("2", "3", "4"):
-            machines += [("amd64", f"v{each}" if each > 1 else "") for each in range(int(level) - 1, 0, -1)]
+        level = wanted.variant.removeprefix("v")
+        if not level and (wanted.os, wanted.architecture) == (HOST.os, HOST.architecture):
+            level = str(_host_level())
+        if level in ("1", "2", "3", "4"):
+            machines = [("amd64", f"v{each}" if each > 1 else "") for each in range(int(level), 0, -1)]
         machines.append(("386", ""))
     elif wanted.architecture == "arm64":
         machines += [("arm64", "")] if wanted.variant else []

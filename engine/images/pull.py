@@ -64,7 +64,6 @@ _CLASSES = {
     "application/vnd.docker.plugin.v1+json": "plugin",
 }
 """What a manifest is of, by the media type of its config."""
-_LAYER_PREFIXES = ("application/vnd.docker.image.rootfs.", "application/vnd.oci.image.layer.")
 _INDEX_TYPES = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.oci.image.index.v1+json",
@@ -245,7 +244,7 @@ def _checked(manifest: Manifest, digest: str, config_types: Collection[str]) -> 
         if not archive.is_digest(blob.digest):
             raise InvalidParameter(f"invalid manifest {digest}: invalid digest {blob.digest!r}"[:300])
     for layer in manifest.layers:
-        if not layer.media_type.startswith(_LAYER_PREFIXES):
+        if not archive.LAYER_TYPES.fullmatch(layer.media_type):
             raise InvalidParameter(f"invalid manifest {digest}: unsupported layer type {layer.media_type!r}"[:300])
         if not 0 < layer.size <= MAX_BLOB:
             raise InvalidParameter(
@@ -268,11 +267,13 @@ async def resolve(
     fetched = await repository.manifest(name.digest or name.tag)
     manifest, kind = parsed(fetched)
     digest = fetched.digest
-    if manifest.manifests or kind in _INDEX_TYPES:
+    depth = 0
+    while manifest.manifests or kind in _INDEX_TYPES:
+        if depth > archive.INDEX_DEPTH:
+            raise InvalidParameter(f"invalid manifest {digest}: too many levels of nested indexes")
+        depth += 1
         fetched = await repository.manifest(chosen(manifest, name, platform or platforms.HOST).digest)
         manifest, kind = parsed(fetched)
-        if manifest.manifests:
-            raise InvalidParameter(f"invalid manifest {digest}: an index within an index")
     return Resolved(name, digest, _checked(manifest, fetched.digest, config_types), fetched.raw, kind == _OCI_TYPE)
 
 

@@ -94,6 +94,8 @@ class Inflated:
         self._input = packed
         self._unpacker: _Unpacker | None = None
         self._rest = b""
+        self._member = False
+        """One has been found."""
         self._frames: Any = None
         if kind == "zstd":
             source: Any = self._input
@@ -131,11 +133,18 @@ class Inflated:
         while True:
             if self._unpacker is None:
                 # Padding of zeros may follow the last member (gzip(1), xz(1)).
-                more = (self._rest or self._input.read(_CHUNK)).lstrip(b"\0")
-                if not more:
-                    more = self._input.read(_CHUNK).lstrip(b"\0")
+                more = self._rest or self._input.read(_CHUNK)
+                while more and not (more := more.lstrip(b"\0")):
+                    more = self._input.read(_CHUNK)
+                if len(more) == 1:
+                    more += self._input.read(_CHUNK)
+                if self._member and self._kind == "gzip" and not more.startswith(b"\x1f\x8b"):
+                    # Garbage behind the last member is passed over: gzip(1).
+                    while more:
+                        more = self._input.read(_CHUNK)
                 if not more:
                     return b""
+                self._member = True
                 self._rest = more
                 self._unpacker = self._new_unpacker()
             unpacker = self._unpacker

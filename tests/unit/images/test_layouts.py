@@ -86,6 +86,16 @@ def loaded(run: Run, data: bytes, platform: Platform | None = None) -> list[tupl
     return found
 
 
+@pytest.mark.parametrize("kind", ["v1.tar+gzip+encrypted", "nydus.blob.v1"])
+def test_a_layer_that_cannot_be_extracted(run: Run, kind: str) -> None:
+    layout = Layout()
+    entry = layout.image(HERE)
+    manifest = json.loads(layout._blobs[entry["digest"]])
+    manifest["layers"][0]["mediaType"] = f"{OCI}.layer.{kind}"
+    with pytest.raises(InvalidParameter, match="unsupported layer type"):
+        loaded(run, layout.archive(layout.blob(json.dumps(manifest).encode(), "manifest.v1+json", platform=HERE)))
+
+
 def test_an_index_with_attestations(run: Run) -> None:
     """As `docker buildx build --output type=oci` writes it."""
     layout = Layout()

@@ -91,12 +91,20 @@ def test_json() -> None:
     )
 
 
+def on_level_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host is of amd64, whose CPU has level 3."""
+    monkeypatch.setattr(platforms, "HOST", of("linux/amd64"))
+    monkeypatch.setattr(platforms, "_host_level", lambda: 3)
+
+
 @pytest.mark.parametrize(
     ("wanted", "found", "expected"),
     [
         ("linux/amd64", "linux/amd64", True),
         ("linux/amd64", "linux/386", True),
-        ("linux/amd64", "linux/amd64/v2", False),
+        ("linux/amd64", "linux/amd64/v3", True),
+        ("linux/amd64", "linux/amd64/v4", False),
+        ("linux/amd64/v2", "linux/amd64/v3", False),
         ("linux/amd64/v3", "linux/amd64/v2", True),
         ("linux/amd64/v3", "linux/amd64", True),
         ("linux/386", "linux/amd64", False),
@@ -110,7 +118,8 @@ def test_json() -> None:
         ("linux/s390x", "linux/s390x", True),
     ],
 )
-def test_suits(wanted: str, found: str, expected: bool) -> None:
+def test_suits(wanted: str, found: str, expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_level_3(monkeypatch)
     assert suits(of(wanted), of(found)) is expected
 
 
@@ -124,11 +133,28 @@ def test_suits(wanted: str, found: str, expected: bool) -> None:
         ("linux/amd64", [None, "linux/amd64"], 1),
         ("linux/amd64", [None, "linux/arm64"], 0),
         ("linux/amd64", ["linux/amd64", "linux/amd64"], 0),
+        ("linux/amd64", ["linux/amd64", "linux/amd64/v2", "linux/amd64/v3", "linux/amd64/v4"], 2),
+        ("linux/amd64", ["linux/386", "linux/amd64/v4", "linux/amd64/v2"], 2),
+        ("linux/amd64/v2", ["linux/amd64", "linux/amd64/v2", "linux/amd64/v3"], 1),
+        ("linux/amd64", ["linux/amd64/v4"], None),
+        ("windows/amd64", ["windows/amd64/v2"], None),
         ("linux/amd64", [], None),
     ],
 )
-def test_the_best_of_an_index(wanted: str, offered: list[str | None], expected: int | None) -> None:
+def test_the_best_of_an_index(
+    wanted: str, offered: list[str | None], expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_level_3(monkeypatch)
     assert best(of(wanted), [(of(each) if each else None, at) for at, each in enumerate(offered)]) == expected
+
+
+def test_the_level_of_a_cpu() -> None:
+    second = {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}
+    third = second | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
+    fourth = third | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+    assert [platforms.level_of(flags | {"fpu"}) for flags in (set(), second, third, fourth)] == [1, 2, 3, 4]
+    assert platforms.level_of(fourth - {"popcnt"}) == 1
+    assert platforms.level_of(fourth - {"fma"}) == 2
 
 
 def test_an_image_of_another_platform() -> None:

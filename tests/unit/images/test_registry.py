@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import gzip
 import json
 import os
@@ -421,6 +422,34 @@ def test_an_index(tmp_path: Path) -> None:
 
 
 @needs_root
+@pytest.mark.parametrize("depth", [2, 3])
+def test_indexes_within_indexes(tmp_path: Path, depth: int) -> None:
+    good = Good()
+    inner = good.manifest()
+    platform = {"os": "linux", "architecture": "amd64"}
+    for _ in range(depth + 1):
+        raw = json.dumps({"schemaVersion": 2, "manifests": [{"digest": digest(inner), "platform": platform}]}).encode()
+        reply = functools.partial(_reply, raw)
+        good.special[f"/v2/a/b/manifests/{digest(raw)}"] = good.special["/v2/a/b/manifests/nested"] = reply
+        inner = raw
+
+    async def work() -> None:
+        async with stage(tmp_path, good) as (server, puller):
+            if depth == 2:
+                await puller.pull(f"{server.host}/a/b", "nested")
+                assert puller.stage.images.get(f"{server.host}/a/b:nested").id == IMAGE.id
+            else:
+                with pytest.raises(InvalidParameter, match="too many levels of nested indexes"):
+                    await puller.pull(f"{server.host}/a/b", "nested")
+
+    run(work)
+
+
+async def _reply(raw: bytes, ask: Ask) -> None:
+    await ask.answer(200, raw, Content_Type=LIST)
+
+
+@needs_root
 @pytest.mark.parametrize(
     ("status", "body", "headers", "kind", "text"),
     [
@@ -498,6 +527,10 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> Good:
     return good
 
 
+def _type_of_layer(kind: str, manifest: dict[str, Any]) -> None:
+    manifest["layers"][0]["mediaType"] = f"application/vnd.oci.image.layer.{kind}"
+
+
 @needs_root
 @pytest.mark.parametrize(
     ("change", "text"),
@@ -512,6 +545,10 @@ def spoilt(change: Callable[[dict[str, Any]], object]) -> Good:
         (lambda d: d["layers"][0].update(digest="sha256:../../../../etc/passwd"), "invalid digest"),
         (lambda d: d["layers"][0].update(digest="sha512:" + "0" * 128), "invalid digest"),
         (lambda d: d["layers"][0].update(mediaType="application/vnd.helm.chart"), "unsupported layer type"),
+        *(
+            (functools.partial(_type_of_layer, kind), "unsupported layer type")
+            for kind in ("v1.tar+gzip+encrypted", "v1.tar+lz4", "nydus.blob.v1", "v1.tarball")
+        ),
         (lambda d: d["config"].update(digest="x"), "invalid digest"),
         (lambda d: d["config"].update(size=1 << 40), "config has"),
         (lambda d: d["config"].update(mediaType="application/vnd.docker.plugin.v1+json"), "Encountered remote"),

@@ -333,6 +333,11 @@ ESCAPE = Image([tar([Node("../../evil", b"x")])], ["bad:latest"])
         (spoilt(Config="/etc/passwd"), "missing"),
         (spoilt(RepoTags=["Bad:latest"]), "must be lowercase"),
         (spoilt(RepoTags=[f"x@{digest(b'')}"]), "invalid tag"),
+        (spoilt(RepoTags=["x"]), "invalid tag 'x'"),
+        (
+            spoilt(configuration={"history": [{"created_by": "RUN"}] * 3}),
+            "too many non-empty layers in History section",
+        ),
         (spoilt(configuration={"os": "windows"}), 'operating system "windows"'),
         (spoilt(configuration=LAYERS), "diff_id"),
         (spoilt(configuration={"rootfs": {"type": "layers", "diff_ids": ["sha256:../../x", "y"]}}), "invalid diff_id"),
