@@ -9,6 +9,9 @@ a reply is a bug.
 import os
 import re
 
+_NUMBER = re.compile(r"\[Errno -?\d+\] ")
+"""In the text of an OSError. It says nothing to a user."""
+
 
 def reason(error: OSError) -> str:
     """The kernel's description of an error, in lower case as in messages: `no space left on
@@ -23,6 +26,11 @@ def reason_with_file(error: OSError) -> str:
     """
     named = isinstance(error.filename, str | bytes | os.PathLike)
     return f"{os.fsdecode(error.filename)}: {reason(error)}" if named else reason(error)
+
+
+def words(error: BaseException) -> str:
+    """What a user reads of any error. Of one of the kernel it has no number."""
+    return _NUMBER.sub("", str(error))
 
 
 def decoding_reason(error: Exception) -> str:
@@ -58,6 +66,8 @@ class EngineError(Exception):
 
     def __init__(self, message: str) -> None:
         message = message if message.isascii() else message.encode(errors="replace").decode()
+        if "[Errno" in message:
+            message = _NUMBER.sub("", message)
         super().__init__(message)
         self.message = message
 

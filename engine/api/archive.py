@@ -11,6 +11,7 @@ from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, encoded_reply, json_reply
 from engine.containers import archive
+from engine.errors import NotFound
 from engine.http.messages import Reply, Request, StreamReply
 from engine.wire.containers import CopyConfig, PathChange, PathStat
 
@@ -46,11 +47,17 @@ async def get(engine: Engine, request: Request) -> Reply | StreamReply:
 
 async def put(engine: Engine, request: Request) -> Reply:
     name, query = request.parameters["id"], request.query
-    await archive.put(
-        *(engine.containers.get(name), query.get("path", ""), name, request.body),
-        keep_kinds=parameters.boolean(query, "noOverwriteDirNonDir"),
-        own=parameters.boolean(query, "copyUIDGID"),
-    )
+    try:
+        await archive.put(
+            *(engine.containers.get(name), query.get("path", ""), name, request.body),
+            keep_kinds=parameters.boolean(query, "noOverwriteDirNonDir"),
+            own=parameters.boolean(query, "copyUIDGID"),
+        )
+    except NotFound:
+        # a docker CLI that is cut off while it sends adds an error of its own
+        async for _ in request.body:
+            pass
+        raise
     return empty_reply(request)
 
 

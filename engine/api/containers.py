@@ -560,7 +560,7 @@ async def remove(engine: Engine, request: Request) -> Reply:
     container = engine.containers.get(request.parameters["id"])
     if parameters.boolean(query, "link"):
         raise Conflict(f"Conflict, cannot remove the default link name of the container: {request.parameters['id']}")
-    await removal.remove(container, force=force, volumes=volumes)
+    await removal.remove(container, force=force, volumes=volumes, called=request.parameters["id"])
     return empty_reply(request)
 
 

@@ -41,7 +41,7 @@ from engine.containers import removal
 from engine.containers.container import Container
 from engine.containers.health import HEALTHY, STARTING, UNHEALTHY
 from engine.containers.lifecycle import State
-from engine.errors import Conflict, EngineError, NotFound, NotModified, ServerError, WrongState
+from engine.errors import Conflict, EngineError, NotFound, NotModified, ServerError, WrongState, words
 from engine.manager.messages import Assigned, Assignments, Status
 from engine.manager.states import TaskState
 from engine.system.tasks import spawn
@@ -605,12 +605,11 @@ class Executor:
     def _fail(self, task: _Task, error: BaseException) -> None:
         """Before the start it is rejected: another node may do better."""
         state = TaskState.REJECTED if task.observed.state < TaskState.STARTING else TaskState.FAILED
-        text = error.message if isinstance(error, EngineError) else str(error)
         found = self._find(task)
         container = found.id if found is not None else task.observed.container
         code = found.record.status.exit_code if found is not None else 0
-        self._observe(task, state, error=text, container=container, exit_code=code)
-        _log.warning("task %s (%s) %s: %s", task.assigned.id, task.assigned.name, state.label, text)
+        self._observe(task, state, error=words(error), container=container, exit_code=code)
+        _log.warning("task %s (%s) %s: %s", task.assigned.id, task.assigned.name, state.label, words(error))
 
     async def _unless_superseded(self, task: _Task, work: Coroutine[object, object, T]) -> T:
         """The result of work that is cancelled when the task is not wanted any more. Raises

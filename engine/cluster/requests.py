@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import EngineError, ServerError
+from engine.errors import EngineError, ServerError, words
 from engine.manager.frames import Connection
 from engine.manager.messages import Call, Change, Done, Follow, LogLine, LogLines, Watch
 
@@ -62,7 +62,7 @@ async def info(connection: Connection, trouble: str) -> dict[str, Any]:
         answer = await connection.ask(Call(verb="info"), timeout=INFO_LIMIT)
         told: dict[str, Any] = msgspec.json.decode(answer.body)
     except (EngineError, OSError, TimeoutError, msgspec.MsgspecError) as error:
-        return {"Error": str(error) or "the manager does not answer"}
+        return {"Error": words(error) or "the manager does not answer"}
     found = {name: value for name, value in told.items() if value}
     return found | {"Error": found.get("Error") or answer.warning or trouble}
 

@@ -32,7 +32,7 @@ from ipaddress import IPv4Address
 import msgspec
 
 from engine.cluster.parts import Parts
-from engine.errors import EngineError, NotFound, ServerError
+from engine.errors import EngineError, NotFound, ServerError, words
 from engine.manager.messages import EndpointView, NetworkView, ServiceView, View, Views
 from engine.network_rules import OVERLAY, SWARM
 from engine.networks.endpoints import Network
@@ -291,7 +291,7 @@ class NodeNetworks:
                 await self._apply(network)
                 network.applied.set()
             except (EngineError, OSError, RuntimeError) as error:
-                _log.error("network %s: %s", network.definition.name, _words(error))
+                _log.error("network %s: %s", network.definition.name, words(error))
         if not any(each.definition.ingress for each in present):
             await overlays.set_ports({})  # those that a daemon before may have left
 
@@ -325,7 +325,7 @@ class NodeNetworks:
                     await self._networks.overlays.set_ports({})
                 await self._networks.overlays.drop(network.id)
             except (EngineError, OSError, RuntimeError) as error:
-                _log.error("network %s: it is not removed: %s", network.definition.name, _words(error))
+                _log.error("network %s: it is not removed: %s", network.definition.name, words(error))
         rows = [
             *(self._rows.delete(each) for each in self._all),
             *(self._endpoint_rows.delete(f"{each.id}/{key}") for each in self._all.values() for key in each.endpoints),
@@ -517,11 +517,11 @@ class NodeNetworks:
                 try:
                     await self._step(network)
                 except Exception as error:
-                    words = _words(error)
-                    if words != network.trouble:
+                    why = words(error)
+                    if why != network.trouble:
                         bug = not isinstance(error, (EngineError, OSError, RuntimeError))
-                        _log.error("network %s: %s; trying again", network.definition.name, words, exc_info=bug)
-                    network.trouble = words or type(error).__name__
+                        _log.error("network %s: %s; trying again", network.definition.name, why, exc_info=bug)
+                    network.trouble = why or type(error).__name__
                     network.failed.set()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(pause):
@@ -807,10 +807,6 @@ class NodeNetworks:
             return self._endpoint_rows.delete(row) if endpoint is None else self._endpoint_rows.put(row, endpoint)
         service = None if network is None else network.services.get(key)
         return self._service_rows.delete(row) if service is None else self._service_rows.put(row, service)
-
-
-def _words(error: BaseException) -> str:
-    return error.message if isinstance(error, EngineError) else str(error)
 
 
 __all__ = ["NodeNetworks"]

@@ -29,7 +29,7 @@ from engine.containers.container import Container
 from engine.containers.exec import Execs, Outcome
 from engine.containers.lifecycle import State
 from engine.containers.store import Health, HealthResult
-from engine.errors import EngineError
+from engine.errors import EngineError, words
 from engine.system.tasks import spawn
 from engine.wire.containers import Config
 
@@ -228,6 +228,6 @@ class HealthChecks:
         except EngineError as error:
             reason = error.message
         except (OSError, RuntimeError) as error:  # no descriptor, no disk space; no thread
-            reason = str(error)
+            reason = words(error)
             _log.warning("health check of container %s could not be run: %s", container.id, reason)
         return Outcome(exit_code=-1, output=reason.encode())

@@ -74,10 +74,10 @@ _ALREADY_PAUSED = Refusal(WrongState, "Container {id} is already paused")
 _NOT_PAUSED = Refusal(WrongState, "Container {id} is not paused")
 _ATTACH_PAUSED = Refusal(Conflict, "Container {id} is paused. Unpause the container before attach")
 _UPDATE_DEAD = Refusal(Conflict, "Container {id} is marked for removal and cannot be updated.")
-_REMOVE_RUNNING = Refusal(
-    Conflict,
-    "You cannot remove a running container {id}. Stop the container before attempting removal or use -f",
-)
+_REMOVE = 'cannot remove container "{id}": container is '
+_REMOVE_RUNNING = Refusal(Conflict, _REMOVE + "running: stop the container before removing or force remove")
+_REMOVE_RESTARTING = Refusal(Conflict, _REMOVE + "restarting: stop the container before removing or force remove")
+_REMOVE_PAUSED = Refusal(Conflict, _REMOVE + "paused and must be unpaused first")
 
 TABLE: dict[tuple[State, Verb], State | Refusal] = {
     (_C, Verb.START): _R,
@@ -130,8 +130,8 @@ TABLE: dict[tuple[State, Verb], State | Refusal] = {
     (_D, Verb.UPDATE): _UPDATE_DEAD,
     (_C, Verb.REMOVE): _D,
     (_R, Verb.REMOVE): _REMOVE_RUNNING,
-    (_P, Verb.REMOVE): _REMOVE_RUNNING,
-    (_T, Verb.REMOVE): _REMOVE_RUNNING,
+    (_P, Verb.REMOVE): _REMOVE_PAUSED,
+    (_T, Verb.REMOVE): _REMOVE_RESTARTING,
     (_E, Verb.REMOVE): _D,
     (_D, Verb.REMOVE): _D,
     (_C, Verb.REMOVE_BY_FORCE): _D,
@@ -159,7 +159,7 @@ TABLE: dict[tuple[State, Verb], State | Refusal] = {
 
 
 def following(state: State, verb: Verb, container_id: str) -> State:
-    """The state after `verb`.
+    """The state after `verb`. `container_id`: its id, or the name that the client used.
 
     Raises the table's kind of error, naming the container, where the verb is refused.
     """

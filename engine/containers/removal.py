@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-async def remove(container: Container, *, force: bool, volumes: bool = False) -> None:
+async def remove(container: Container, *, force: bool, volumes: bool = False, called: str = "") -> None:
     """Delete it with its files, and with `volumes` its anonymous volumes that no other container
-    uses.
+    uses. `called`: the name that the client used, for the error.
 
     Raises Conflict when it runs and not `force`, NotFound when it has been removed.
     """
     deleted: list[str] = []
     await container.end_recorded()
     try:
-        await _remove(container, force, volumes, deleted)
+        await _remove(container, force, volumes, called or container.id, deleted)
     finally:
         # Nothing is awaited between this and the reply, so the reply is written first. A docker
         # CLI that removes its container itself (`run --rm` below 1.25) aborts its request at
@@ -78,11 +78,11 @@ async def after_failed_start(container: Container) -> None:
 
 
 @whole
-async def _remove(container: Container, force: bool, volumes: bool, deleted: list[str]) -> None:
+async def _remove(container: Container, force: bool, volumes: bool, called: str, deleted: list[str]) -> None:
     async with container.lock:
         container.check_present()
         verb = Verb.REMOVE_BY_FORCE if force else Verb.REMOVE
-        lifecycle.following(container.record.status.state, verb, container.id)
+        lifecycle.following(container.record.status.state, verb, called)
         await container.kill_and_record()
         await _erase(container, verb, volumes, deleted)
 

@@ -23,6 +23,8 @@ from typing import Any
 from engine.errors import ServerError
 from engine.http import peers
 
+PLAIN = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+"""For a client that does not speak TLS: Go's words, as Docker's."""
 READ_SIZE = 256 * 1024
 
 
@@ -102,8 +104,11 @@ class TlsTransport(asyncio.Protocol):
         except ssl.SSLWantReadError:
             self._flush()
             return
-        except (ssl.SSLError, ssl.CertificateError):
-            self._flush()  # the alert
+        except (ssl.SSLError, ssl.CertificateError) as error:
+            if getattr(error, "reason", "") == "HTTP_REQUEST":
+                self._raw.write(PLAIN)
+            else:
+                self._flush()  # the alert
             self._raw.close()
             return
         self._flush()

@@ -71,6 +71,10 @@ class Sandbox:
         """Held while endpoints are added or removed."""
 
 
+_NAMED = 10
+"""Endpoints that an error names."""
+
+
 class Network:
     """A network as it is now."""
 
@@ -137,6 +141,17 @@ class Network:
     def lent(self) -> list[IPv4Interface | IPv6Interface]:
         """The engine's addresses on a bridge that it did not make, to be removed later."""
         return [ip_interface(text) for text in self.record.lent]
+
+    def check_empty(self) -> None:
+        """Raises Forbidden while containers are on it."""
+        if self.sandboxes:
+            there = list(self.sandboxes.values())
+            names = [f'name:"{each.name}" id:"{each.container_id[:12]}"' for each in there[:_NAMED]]
+            more = ["..."] if len(there) > _NAMED else []
+            raise Forbidden(
+                f"error while removing network: network {self.record.name} has active endpoints "
+                f"({', '.join(names + more)})"
+            )
 
     def fill(self) -> None:
         """Derive pools and gateways from the record."""

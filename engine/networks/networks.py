@@ -499,8 +499,7 @@ class Networks:
             raise Forbidden(f"{record.name} is a pre-defined network and cannot be removed")
         if found.overlay is not None:
             raise Forbidden(f"network {record.name} is the swarm's: its managers remove it")
-        if found.sandboxes:
-            raise Forbidden(f"network {record.name} id {record.id} has active endpoints")
+        found.check_empty()
         if self._configures(record):
             raise Forbidden(f"configuration network {record.name!r} is in use")
         return found

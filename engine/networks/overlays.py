@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engine.errors import EngineError, Forbidden, NotFound, ServerError
+from engine.errors import EngineError, NotFound, ServerError
 from engine.networks import endpoints, network, overlay, sandboxes
 from engine.networks.balance import Balance
 from engine.networks.drivers import Drivers, Workers
@@ -261,7 +261,7 @@ class Overlays:
                 await self._drop_awaited(network_id)
                 return
             async with known.lock:
-                _check_empty(known.found)
+                known.found.check_empty()
                 del self._all[network_id]
                 asyncio.get_running_loop().remove_reader(known.disturbances.fileno())
                 self._names.take_all(network_id)
@@ -279,7 +279,7 @@ class Overlays:
         found = self._awaited.get(network_id)
         if found is None:
             return
-        _check_empty(found)
+        found.check_empty()
         del self._awaited[network_id], self._by_id[network_id]
         self._store.hide(network_id)
         await self._let_go(_name(found))
@@ -634,9 +634,3 @@ def _name(found: Network) -> str:
     """Under which the keeper holds its namespace."""
     assert found.overlay is not None
     return f"overlay {found.overlay.vni} {found.record.id[:12]}"
-
-
-def _check_empty(found: Network) -> None:
-    """Raises Forbidden while containers are on it."""
-    if found.sandboxes:
-        raise Forbidden(f"network {found.record.name} id {found.record.id} has active endpoints")

@@ -313,6 +313,11 @@ def failure_reason(log: str) -> str:
     )
 
 
+_HINT = (
+    ": Are you trying to mount a directory onto a file (or vice-versa)? "
+    "Check if the specified host path exists and is the expected type"
+)
+"""Docker's."""
 _CRUN_NOT_FOUND = re.compile(r"executable file `(?P<file>.*)` not found in \$PATH")
 _CRUN_NOT_OPENED = re.compile(r"(?:open executable|access executable|exec .*): (?P<cause>[A-Z].*)$")
 _STRERRORS = {
@@ -340,6 +345,8 @@ def start_failure(log: str, program: str, verb: Literal["create", "exec"] = "cre
     else:
         head, colon, cause = reason.rpartition(": ")
         reason = f"{head}{colon}{_STRERRORS.get(cause, cause)}"
+        if "mount" in head and reason.endswith("not a directory"):
+            reason += _HINT
     message = f"OCI runtime {verb} failed: {reason}"
     code = failure_code(reason)
     # As in Docker, 404 of an exec means its container or the exec itself.

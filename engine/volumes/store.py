@@ -408,7 +408,9 @@ class VolumeStore:
                 raise InvalidParameter(error.message) from error
             claim.made[name] = record
         self._use(name, container_id)
-        return msgspec.structs.replace(point, driver=record.driver, source=self._mountpoint(record))
+        # as Docker shows a volume that the body names without a mode
+        mode = point.mode or ("z" if name in named and record.driver == local.NAME else "")
+        return msgspec.structs.replace(point, driver=record.driver, source=self._mountpoint(record), mode=mode)
 
     async def may_be_empty(self, point: MountPoint, claim: Claim) -> bool:
         """True if the image may have content for this mount."""

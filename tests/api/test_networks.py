@@ -176,7 +176,11 @@ def test_create_inspect_remove(engine: TempEngine) -> None:
     assert "mtu 1400" in addresses and "10.231.9.0/16" in addresses and "fd77:1::2/64" in addresses
     assert "default" not in run(engine, container, "ip", "route"), "there is no way out of an internal network"
     answer = engine.request("DELETE", "/v1.24/networks/whole")
-    assert (answer.status, answer.json()["message"]) == (403, f"network whole id {made['Id']} has active endpoints")
+    name = engine.inspect(container)["Name"][1:]
+    assert (answer.status, answer.json()["message"]) == (
+        403,
+        f'error while removing network: network whole has active endpoints (name:"{name}" id:"{container[:12]}")',
+    )
     engine.request("POST", f"/v1.24/containers/{container}/rename?name=other")
     assert inspect(engine, "whole")["Containers"][container]["Name"] == "other"
     engine.request("DELETE", f"/v1.24/containers/{container}?force=1")

@@ -236,9 +236,13 @@ def test_mounts_in_inspect_and_list(engine: TempEngine, tmp_path: Path) -> None:
     container = engine.create(
         "true",
         Volumes={"/anon": {}, "/named": {}},
-        host={"Binds": [f"{tmp_path}:/bind:ro,Z", "named:/named:nocopy", f"{tmp_path}:/slave:rslave"]},
+        host={
+            "Binds": [f"{tmp_path}:/bind:ro,Z", "named:/named:nocopy", f"{tmp_path}:/slave:rslave", "plain:/plain"],
+            "Mounts": [{"Type": "volume", "Source": "plain", "Target": "/mounted"}],
+        },
     )
     shown = {each["Destination"]: each for each in engine.inspect(container)["Mounts"]}
+    assert [shown.pop(path)["Mode"] for path in ("/plain", "/mounted")] == ["z", "z"]
     anonymous = shown.pop("/anon")
     name = anonymous["Name"]
     root = str(engine.root / "volumes")
@@ -277,7 +281,7 @@ def test_mounts_in_inspect_and_list(engine: TempEngine, tmp_path: Path) -> None:
         },
     }
     listed = engine.request("GET", "/v1.24/containers/json?all=1").json()
-    assert {each["Destination"] for each in listed[0]["Mounts"]} == {"/anon", *shown}
+    assert {each["Destination"] for each in listed[0]["Mounts"]} == {"/anon", "/plain", "/mounted", *shown}
     for value, found in (("named", 1), (name, 1), ("/bind", 1), ("/nothing", 0), ("nam", 0)):
         filters = f'{{"volume":["{value}"]}}'.replace('"', "%22")
         answer = engine.request("GET", f"/v1.24/containers/json?all=1&filters={filters}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.errors import InvalidParameter, decoding_reason, reason, reason_with_file
+from engine.errors import InvalidParameter, ServerError, decoding_reason, reason, reason_with_file
 
 
 class Inner(msgspec.Struct):
@@ -58,3 +58,9 @@ def test_a_message_is_valid_utf_8() -> None:
     """Names that are not UTF-8 have surrogates, which JSON cannot carry."""
     error = InvalidParameter("é: a\udcff\ud800")
     assert error.message == str(error) == "é: a??"
+
+
+def test_no_message_has_the_number_of_an_error() -> None:
+    error = OSError(errno.ENOENT, "No such file or directory", "/x")
+    assert ServerError(f"volume v: {error}").message == "volume v: No such file or directory: '/x'"
+    assert ServerError("[Errno x] stays").message == "[Errno x] stays"

@@ -42,8 +42,14 @@ def test_following_gives_a_state_or_raises_the_tables_kind(state: State, verb: V
         (State.EXITED, Verb.STOP, NotModified, "already stopped"),
         (State.CREATED, Verb.STOP, NotModified, "already stopped"),
         (State.PAUSED, Verb.ATTACH, Conflict, "is paused"),
-        (State.RUNNING, Verb.REMOVE, Conflict, "You cannot remove a running container abc"),
-        (State.PAUSED, Verb.REMOVE, Conflict, "You cannot remove a running container abc"),
+        (
+            *(State.RUNNING, Verb.REMOVE, Conflict),
+            'cannot remove container "abc": container is running: stop the container before removing or force remove',
+        ),
+        (
+            *(State.PAUSED, Verb.REMOVE, Conflict),
+            'cannot remove container "abc": container is paused and must be unpaused first',
+        ),
         (State.EXITED, Verb.KILL, WrongState, "Container abc is not running"),
         (State.EXITED, Verb.RESIZE, WrongState, "Container abc is not running"),
         (State.RUNNING, Verb.UNPAUSE, WrongState, "Container abc is not paused"),

@@ -112,7 +112,7 @@ def test_a_network_and_a_sandbox(world: Host, tmp_path: Path) -> None:
             assert await networks.opened("c" * 64) == (Published("tcp", "0.0.0.0", 8080, 80),)
             assert elements(world)["any4"] == 1
             assert networks.inspected(found).containers["c" * 64].ipv4_address == "10.1.0.2/24"
-            with pytest.raises(Forbidden, match="has active endpoints"):
+            with pytest.raises(Forbidden, match=r'network web has active endpoints \(name:"one" id:"c{12}"\)$'):
                 await networks.remove("web")
             await networks.leave("c" * 64)
             await networks.leave("c" * 64)

@@ -53,6 +53,11 @@ def test_reason(log: str, reason: str) -> None:
         ("open executable: Permission denied", InvalidParameter, 126, 'exec: "prog": permission denied'),
         ("open executable: Operation not permitted", InvalidParameter, 126, 'exec: "prog": permission denied'),
         ("chdir `/f`: Not a directory", InvalidParameter, 126, "chdir `/f`: not a directory"),
+        (
+            *("mount `/f` to `etc`: Not a directory", InvalidParameter, 126),
+            "mount `/f` to `etc`: not a directory: Are you trying to mount a directory onto a file (or vice-versa)? "
+            "Check if the specified host path exists and is the expected type",
+        ),
         ("mount `/a` to `b`: Invalid argument", ServerError, 128, "mount `/a` to `b`: invalid argument"),
         ("setrlimit `RLIMIT_NOFILE`: Operation not permitted", ServerError, 128, "operation not permitted"),
         ("error stat'ing file `/x`: No such file or directory", NotFound, 127, "`/x`: no such file or directory"),
