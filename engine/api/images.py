@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.api import parameters
 from engine.api.engine import Engine
-from engine.api.replies import empty_reply, json_lines, json_reply, stream_reply, upload_reply
+from engine.api.replies import empty_reply, json_lines, json_reply, started, stream_reply, upload_reply
 from engine.api.versions.change import Flag
 from engine.containers.commit import CommitOptions
 from engine.containers.commit import commit as commit_container
@@ -71,7 +71,8 @@ async def create(engine: Engine, request: Request) -> StreamReply:
         raise InvalidParameter("missing parameter: fromImage or fromSrc")
     changes, message = query.get_all("changes"), query.get("message", "")
     steps = engine.remote.bring(source, request.body, query.get("repo", ""), tag, changes, message, platform)
-    return await upload_reply(request, steps)
+    # What cannot be fetched becomes the reply's status.
+    return await upload_reply(request, steps if source == "-" else await started(steps))
 
 
 def _platform(request: Request, flag: Flag, name: str = "platform") -> Platform | None:

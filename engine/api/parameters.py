@@ -142,23 +142,25 @@ def prune_selection(query: Query, *allowed: str) -> Selection:
     """
     found = filters(query, {"label", "label!", *allowed})
     wanted, unwanted = found.pop("label", ()), found.pop("label!", ())
+    if len(found.get("until", ())) > 1:
+        raise InvalidParameter("Invalid filter 'until': more than one value")
     until_ns = filter_time(found, "until")
     found.pop("until", None)
     return Selection(until_ns=until_ns, labels=tuple(wanted), not_labels=tuple(unwanted), others=found)
 
 
 def filter_time(found: Filters, name: str) -> int:
-    """A filter such as `until`, in nanoseconds since the epoch; 0 when absent."""
-    values = found.get(name, ())
-    if len(values) > 1:
-        raise InvalidParameter(f"Invalid filter '{name}': more than one value")
-    for text in values:
+    """A filter such as `until`, in nanoseconds since the epoch: the earliest of its values; 0 when
+    absent.
+    """
+    now, values = time.time_ns(), []
+    for text in found.get(name, ()):
         try:
-            return times.parse_timestamp(text, time.time_ns())
+            values.append(times.parse_timestamp(text, now))
         except (ValueError, OverflowError):
             reason = "neither a duration nor a timestamp"
             raise InvalidParameter(f"Invalid filter '{name}={text[:100]}': {reason}") from None
-    return 0
+    return min(values, default=0)
 
 
 def filter_boolean(found: Filters, name: str) -> bool | None:

@@ -515,9 +515,12 @@ def command(config: Config) -> tuple[str, tuple[str, ...]]:
 
     Raises InvalidParameter when there is no command at all.
     """
-    words: Iterable[str] = (*(strings(config.entrypoint) or ()), *(strings(config.cmd) or ()))
-    path, *args = [*words] or [""]
-    if not path:
+    entrypoint = strings(config.entrypoint) or ()
+    if [*entrypoint] == [""]:  # means none
+        entrypoint = ()
+    words: Iterable[str] = (*entrypoint, *(strings(config.cmd) or ()))
+    path, *args = [*words] or [None]
+    if path is None:
         raise InvalidParameter("No command specified")
     limits.check_exec_size((path, *args), config.env or ())
     return path, tuple(args)

@@ -55,7 +55,10 @@ async def commit(container: Container, images: ImageStore, options: CommitOption
     read.
     """
     record = container.record
-    changed = changes.apply(options.config, options.changes, record.config.env or ())
+    given = options.config
+    if not given.env:  # so that ENV replaces a variable in its place
+        given = msgspec.structs.replace(given, env=record.config.env)
+    changed = changes.apply(given, options.changes, record.config.env or ())
     config = msgspec.structs.replace(body.merged(changed, record.config), on_build=changed.on_build)
     snapshots = images.snapshots
     async with contextlib.AsyncExitStack() as stack:

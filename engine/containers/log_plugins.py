@@ -159,7 +159,7 @@ class LogPlugins:
             try:
                 await self.plugins.get(log.type, KIND)
             except EngineError as error:
-                raise drivers.unregistered(log.type, _unfound(log.type, error)) from error
+                raise InvalidParameter(_unfound(log.type, error)) from error
 
     async def check_default(self, log: LogConfig) -> None:
         """Raises InvalidParameter, in Docker's words, when the default driver is a plugin that does

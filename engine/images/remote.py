@@ -280,9 +280,9 @@ class Remote:
                 if source == "-":
                     image_id = await self._import(body, source, name, changes, message, platform)
                 else:
-                    yield Progress(status=f"Downloading from {source}")
                     client = await self.client()
-                    async with contextlib.aclosing(client.body(source)) as chunks:
+                    async with client.body(source) as chunks:
+                        yield Progress(status=f"Downloading from {source}")
                         image_id = await self._import(chunks, source, name, changes, message, platform)
             yield Progress(status=image_id)
 

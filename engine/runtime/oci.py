@@ -341,6 +341,8 @@ def start_failure(log: str, program: str, verb: Literal["create", "exec"] = "cre
     elif found := _CRUN_NOT_OPENED.match(reason):
         # crun opens the file, which fails with EPERM for a directory. runc checks the file's mode.
         cause = found["cause"].lower()
+        if not program:
+            cause = "executable file not found in $PATH"
         reason = f'exec: "{program}": ' + ("permission denied" if cause == "operation not permitted" else cause)
     else:
         head, colon, cause = reason.rpartition(": ")

@@ -90,7 +90,7 @@ def matches(volume: Volume, filters: Mapping[str, Sequence[str]]) -> bool:
     names, drivers = filters.get("name"), filters.get("driver")
     return (
         (not names or patterns.match(names, volume.name))
-        and (not drivers or any(wanted in volume.driver for wanted in drivers))
+        and (not drivers or any(wanted and wanted in volume.driver for wanted in drivers))
         and texts.have_all(volume.labels, filters.get("label", ()))
     )
 

@@ -95,6 +95,13 @@ def test_running_paused_and_created_containers(clean: TempEngine) -> None:
     assert history[0]["Size"] == 0
 
 
+def test_a_changed_variable_stays_in_its_place(clean: TempEngine) -> None:
+    container = clean.create("true", Env=["A=1", "B=2", "C=3"])
+    answer = clean.request("POST", f"/v1.24/commit?container={container}&changes=ENV%20B=9%20D=4")
+    environment = inspect(clean, answer.json()["Id"])["Config"]["Env"]
+    assert [line for line in environment if line[1] == "="] == ["A=1", "B=9", "C=3", "D=4"]
+
+
 def test_changes_and_a_body(clean: TempEngine) -> None:
     container = clean.create("true", Env=["KEEP=1", "OLD=1"], Labels={"a": "1"}, ExposedPorts={"1/tcp": {}})
     changes = [
@@ -251,9 +258,14 @@ def test_import_from_a_url(clean: TempEngine, tmp_path: Path) -> None:
         said = bring(clean, None, fromSrc=f"{url}/root.tar.gz", repo="fetched")
         assert said[0]["status"] == f"Downloading from {url}/root.tar.gz"
         assert inspect(clean, "fetched")["RootFS"]["Layers"] == [digest(ROOT)]
-        assert "404" in bring(clean, None, fromSrc=f"{url}/nothing")[-1]["error"]
+        missing = clean.request("POST", f"/v1.24/images/create?fromSrc={url}/nothing")
+        assert missing.status == 404 and "404" in missing.message, missing
         server.shutdown()
-    assert "refused" in bring(clean, None, fromSrc=f"{url}/root.tar.gz")[-1]["error"]
+    gone = clean.request("POST", f"/v1.24/images/create?fromSrc={url}/root.tar.gz")
+    assert gone.status == 500 and "refused" in gone.message, gone
+    for strange in ("http://" + "a" * 70 + ".example/x", "http://..%2520/x"):
+        refused = clean.request("POST", f"/v1.24/images/create?fromSrc={strange}")
+        assert refused.status == 400 and "its host is not a valid name or address" in refused.message, refused
     for nowhere in (
         "ftp://x/y",
         "/etc/passwd",

@@ -24,7 +24,7 @@ CHANGES = (
         upgrade=ignoring("HostConfig.KernelMemoryTCP"),
         down_to="1.25",
     ),
-    Change("1.40", "update takes PidsLimit", of=UpdateBody, upgrade=ignoring("PidsLimit"), down_to="1.25"),
+    Change("1.40", "update takes PidsLimit", of=UpdateBody, upgrade=ignoring("PidsLimit")),
     Change("1.40", "build takes outputs", flag=Flag.BUILD_OUTPUTS, down_to="1.25"),
     Change(
         "1.40",

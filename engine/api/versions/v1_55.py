@@ -17,6 +17,5 @@ CHANGES = (
             "BlkioDeviceReadIOps",
             "BlkioDeviceWriteIOps",
         ),
-        down_to="1.25",
     ),
 )

@@ -50,6 +50,8 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
     """Carry out the instruction, whose variables are replaced."""
     before, config = stage.state, stage.state.config
     _check(stage, instruction)
+    if not instruction.command:  # RUN [], which Docker accepts
+        return
     command, content = records.script(instruction)
     script = None if content is None else (command[0] if isinstance(command, tuple) else command, content)
     argv = [*shell_of(config), command] if isinstance(command, str) else [*command]

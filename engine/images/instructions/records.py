@@ -435,7 +435,7 @@ def _command(line: Line) -> tuple[str, ...] | str:
 def _run(line: Line, escape: str) -> Run:
     flags = _flags(line)
     command = _command(line)
-    if not command:
+    if command == "":
         raise InvalidParameter("RUN requires at least one argument")
     network, security = flags.get("network", "default"), flags.get("security", "sandbox")
     if network not in ("default", "none", "host"):

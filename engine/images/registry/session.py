@@ -36,7 +36,7 @@ from yarl import URL
 
 from engine import __version__
 from engine.config import Config
-from engine.errors import InvalidParameter, ServerError, decoding_reason
+from engine.errors import InvalidParameter, NotFound, ServerError, decoding_reason
 from engine.images.credentials import NOBODY, Challenge, Credentials, challenges
 from engine.images.reference import DEFAULT_DOMAIN
 from engine.wire.images import SearchResult
@@ -234,14 +234,15 @@ class Registries:
     async def document(self, address: str) -> AsyncIterator[Document]:
         """The answer at a URL that the client named, after all redirects. Plain HTTP is allowed.
 
-        Raises ServerError when there is none, also while the body is read.
+        Raises ServerError when there is none, also while the body is read, and InvalidParameter for
+        a host name that cannot exist.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(self.stall, 15.0), sock_read=self.stall)
         try:
             url = URL(address)
             answer = await self.session.get(url, timeout=timeout, max_redirects=_REDIRECTIONS, proxy=_proxy(url))
         except ValueError as error:
-            raise _unreachable("GET", URL(), error, self.stall) from error
+            raise InvalidParameter(f"invalid URL: its host is not a valid name or address: {address}"[:300]) from error
         except (aiohttp.ClientError, OSError) as error:
             raise _unreachable("GET", url, error, self.stall) from error
 
@@ -255,14 +256,14 @@ class Registries:
         async with answer, contextlib.aclosing(body()) as chunks:
             yield Document(answer.status, answer.reason or "", answer.headers, answer.content_length, chunks)
 
-    async def body(self, address: str) -> AsyncGenerator[bytes, None]:
-        """The body at a URL that the client named; see `document`. Raises ServerError."""
+    @contextlib.asynccontextmanager
+    async def body(self, address: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The body at a URL that the client named; see `document`. Raises NotFound too."""
         async with self.document(address) as answer:
             if answer.status != 200:
-                where = URL(address).with_query(None)
-                raise ServerError(f'Get "{where}": {answer.status} {answer.reason}'.rstrip())
-            async for chunk in answer.body:
-                yield chunk
+                kind = NotFound if answer.status == 404 else ServerError
+                raise kind(f'Get "{URL(address).with_query(None)}": {answer.status} {answer.reason}'.rstrip())
+            yield answer.body
 
     async def search(self, domain: str, term: str, limit: int, credentials: Credentials) -> list[SearchResult]:
         """Search with the index API, which only Docker Hub and a few other registries offer.

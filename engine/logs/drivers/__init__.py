@@ -234,9 +234,9 @@ def _driver(kind: str) -> Driver | None:
     return DRIVERS.get(kind)
 
 
-def unregistered(kind: str, why: str = "") -> InvalidParameter:
-    """The error for a driver that does not exist, in Docker's words. `why`: after a colon."""
-    return InvalidParameter(f"logger: no log driver named '{kind}' is registered{why and f': {why}'}")
+def unregistered(kind: str) -> InvalidParameter:
+    """The error for a driver that does not exist, in Docker's words."""
+    return InvalidParameter(f"logger: no log driver named '{kind}' is registered")
 
 
 def _failed(why: str) -> ServerError:

@@ -307,6 +307,11 @@ def test_entrypoint_and_command_follow_dockers_rules(
     assert rules.command(rules.merged(Config(**given), IMAGE)) == expected
 
 
+def test_an_empty_word_is_a_command() -> None:
+    """The start fails then, as in Docker."""
+    assert rules.command(rules.merged(Config(cmd=[""]), Config())) == ("", ())
+
+
 def test_no_command_at_all_is_refused() -> None:
     with pytest.raises(InvalidParameter, match="No command specified"):
         rules.command(rules.merged(Config(), Config()))

@@ -170,11 +170,15 @@ def test_read(text: str, expected: Instruction) -> None:
         assert plain(again) == expected
 
 
+def test_a_run_without_words() -> None:
+    run = read("RUN []")
+    assert isinstance(run, Run) and run.command == ()
+
+
 ERRORS = [
     ("FOO", "unknown instruction: FOO"),
     ("foo bar", "unknown instruction: FOO"),
     ("RUN", "RUN requires at least one argument"),
-    ("RUN []", "RUN requires at least one argument"),
     ("FROM", "FROM requires either one or three arguments"),
     ("FROM a b", "FROM requires either one or three arguments"),
     ("FROM a foo b", "FROM requires either one or three arguments"),
