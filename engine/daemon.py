@@ -299,7 +299,7 @@ class Daemon:
         lifecycle.ended.subscribe(lambda container: self.statistics.ended(container.id))
         lifecycle.ended.subscribe(lambda container: self.packing.rotated(container.id))
         lifecycle.gone.subscribe(lambda container: self.execs.forget_container(container.id))
-        lifecycle.gone.subscribe(lambda container: self.monitor.dropped.pop(container.id, None))
+        lifecycle.gone.subscribe(lambda container: self.monitor.forget_dropped(container.id))
         lifecycle.gone.subscribe(lambda container: memory.trim_soon())
         self.images.idle.when_idle(memory.trim_soon)
 

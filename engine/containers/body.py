@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -515,12 +515,12 @@ def command(config: Config) -> tuple[str, tuple[str, ...]]:
 
     Raises InvalidParameter when there is no command at all.
     """
-    entrypoint = strings(config.entrypoint) or ()
-    if [*entrypoint] == [""]:  # means none
-        entrypoint = ()
-    words: Iterable[str] = (*entrypoint, *(strings(config.cmd) or ()))
-    path, *args = [*words] or [None]
-    if path is None:
+    entrypoint = strings(config.entrypoint) or []
+    if entrypoint == [""]:  # means none
+        entrypoint = []
+    words = [*entrypoint, *(strings(config.cmd) or ())]
+    if not words:
         raise InvalidParameter("No command specified")
+    path, *args = words
     limits.check_exec_size((path, *args), config.env or ())
     return path, tuple(args)

@@ -62,7 +62,8 @@ class State(msgspec.Struct, frozen=True):
     error: str
     since: float
     delivered: int
-    waiting: int
+    waiting: int | None
+    """None: there were too many to be counted in time."""
     waiting_bytes: int
     dropped: int
 
@@ -276,13 +277,14 @@ class Deliveries:
         states = await self._ask(None)
         if not states:
             return None
+        counts = [state.waiting for state in states.values()]
         targets: dict[tuple[str, str], list[State]] = {}
         for state in states.values():
             targets.setdefault((state.driver, state.address), []).append(state)
         return LogDeliveries(
             containers=len(states),
             delivered=sum(state.delivered for state in states.values()),
-            waiting=sum(state.waiting for state in states.values()),
+            waiting=None if None in counts else sum(filter(None, counts)),
             waiting_bytes=sum(state.waiting_bytes for state in states.values()),
             dropped=sum(state.dropped for state in states.values()),
             targets=[_target(found) for _, found in sorted(targets.items())],
@@ -338,7 +340,7 @@ class Deliveries:
 
 
 def _shown(state: State) -> LogDelivery:
-    current = "retrying" if state.error else "waiting" if state.waiting else "delivered"
+    current = "retrying" if state.error else "waiting" if state.waiting != 0 else "delivered"
     return LogDelivery(
         driver=state.driver,
         address=state.address,

@@ -761,6 +761,10 @@ class Monitor:
         """No process will run under `key`: its waiting clients are closed."""
         self.tell(lambda seq: messages.Drop(seq, key))
 
+    def forget_dropped(self, key: str) -> None:
+        """The log of that process has been removed."""
+        self.dropped.pop(key, None)
+
     def forget(self, key: str) -> None:
         """Confirm that the exit of `key` is on the daemon's disk."""
         self.exits.pop(key, None)

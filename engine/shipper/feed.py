@@ -25,6 +25,7 @@ Raises:  OSError when the cursor cannot be opened or written. A spool that canno
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -489,20 +490,26 @@ class Feed:
         if self.slot < 0:
             self._close_file()
 
-    def waiting(self, acked: Position) -> tuple[int, int]:
-        """Bytes and lines after the position `acked`, which may change meanwhile. Counts newlines:
-        for threads.
+    def waiting(self, acked: Position, deadline: float = math.inf) -> tuple[int, int | None]:
+        """Bytes and lines after the position `acked`, which may change meanwhile. Counts newlines,
+        so it is for threads. The lines are None if that was not done by `deadline`, a time of
+        `time.monotonic`.
         """
-        size = lines = 0
-        files = self._files(acked.inode)
-        for inode, _, path in files:
+        size, lines = 0, 0
+        counted = True
+        for inode, _, path in self._files(acked.inode):
             offset = acked.offset if inode == acked.inode else 0
             with suppress(FileNotFoundError), open(path, "rb", buffering=0) as file:
-                file.seek(offset)
-                while data := file.read(1 << 20):
-                    size += len(data)
+                end = os.fstat(file.fileno()).st_size
+                size += max(0, end - offset)
+                while counted and offset < end:
+                    counted = time.monotonic() < deadline
+                    data = os.pread(file.fileno(), min(1 << 20, end - offset), offset)
+                    if not data:
+                        break
                     lines += data.count(b"\n")
-        return size, lines
+                    offset += len(data)
+        return size, lines if counted else None
 
     def close(self) -> None:
         """Idempotent."""

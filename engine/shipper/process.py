@@ -59,6 +59,10 @@ UNDELIVERED = "undelivered"
 """Below ROOT/logs: spools of removed containers, `ID.SECONDS` with the time of the removal."""
 
 
+COUNTING = 1.0
+"""Seconds that an answer takes to count the lines that wait. The daemon waits for two."""
+
+
 class _Question(msgspec.Struct, frozen=True):
     """`containers`: ids, or None for all."""
 
@@ -405,6 +409,7 @@ class Shipper:
             size, lines = await asyncio.to_thread(feed.waiting, feed.acked)
             if self._saves:  # begun meanwhile: the next time
                 return
+            lines = lines or 0
             feed.dropped_lines += lines
             _log.warning("container %s, removed: %d lines (%d bytes) dropped", feed.name, lines, size)
             self._report("lost", feed.destination, container=feed.document.id, lines=lines)
@@ -435,7 +440,8 @@ class Shipper:
             wanted = msgspec.json.decode(await reader.readline(), type=_Question).containers
             self._look_now()  # the answer counts all lines that were written before the question
             names = list(self.feeds) if wanted is None else [name for name in wanted if name in self.feeds]
-            states = {name: await self._state(self.feeds[name]) for name in names if name in self.feeds}
+            deadline = time.monotonic() + COUNTING
+            states = {name: await self._state(self.feeds[name], deadline) for name in names if name in self.feeds}
             writer.write(msgspec.json.encode(states) + b"\n")
             await writer.drain()
         except (OSError, ValueError) as error:  # msgspec's are ValueErrors
@@ -443,10 +449,11 @@ class Shipper:
         finally:
             writer.close()
 
-    async def _state(self, feed: Feed) -> dict[str, object]:
-        acked, dropped, waiting = feed.acked, feed.dropped_lines, (0, 0)
+    async def _state(self, feed: Feed, deadline: float) -> dict[str, object]:
+        acked, dropped = feed.acked, feed.dropped_lines
+        waiting: tuple[int, int | None] = (0, 0)
         if feed.written != acked.bytes or feed.slot < 0:
-            waiting = await asyncio.to_thread(feed.waiting, acked)
+            waiting = await asyncio.to_thread(feed.waiting, acked, deadline)
         destination = feed.destination
         return {
             "driver": destination.driver,

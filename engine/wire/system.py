@@ -107,9 +107,10 @@ class LogDelivery(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     """How far a container's lines are with their remote target; this engine's own.
 
     `state`: "delivered", "waiting", or "retrying" with `error` while the target is away. `waiting`:
-    lines without an acknowledgement, also those on the way; None while the shipper does not run,
-    which then has counted only `waiting_bytes`. `dropped`: lines that were lost to the quota of
-    non-blocking mode, or that the target refused for good.
+    lines without an acknowledgement, also those on the way; None while the shipper does not run, or
+    where they are too many to be counted for an answer. Then there are only `waiting_bytes`.
+    `dropped`: lines that were lost to the quota of non-blocking mode, or that the target refused
+    for good.
     """
 
     driver: str
@@ -133,11 +134,11 @@ class LogTarget(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
 
 
 class LogDeliveries(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
-    """All deliveries of the engine; this engine's own."""
+    """All deliveries of the engine; this engine's own. `waiting`: as in `LogDelivery`."""
 
     containers: int
     delivered: int
-    waiting: int
+    waiting: int | None
     waiting_bytes: int
     dropped: int
     targets: list[LogTarget]

@@ -79,8 +79,9 @@ class DatagramDestination(Destination):
         """The datagrams of some messages of a feed: their bytes, and the end of each."""
         return formed.wire, formed.ends
 
-    async def too_large(self, message: bytes) -> None:
+    async def too_large(self, feed: Feed, message: bytes) -> None:
         """A message that is too large for one datagram. Without a way around it is lost."""
+        self.drop(feed, 1, f"a message of {len(message)} bytes is too large for a datagram")
 
     async def open(self) -> None:
         self._sent = 0
@@ -116,7 +117,7 @@ class DatagramDestination(Destination):
             if formed.messages:
                 wire, ends = self.packed(feed, formed)
                 self._sending = True
-                await self._send(wire, ends)
+                await self._send(feed, wire, ends)
                 self._sending = False
                 self._sent += len(ends)
             self.sent(self._sent, feed)
@@ -156,7 +157,7 @@ class DatagramDestination(Destination):
         if not self._recent:
             self.settle(self._sent)
 
-    async def _send(self, wire: bytes, ends: Sequence[int]) -> None:
+    async def _send(self, feed: Feed, wire: bytes, ends: Sequence[int]) -> None:
         assert self._socket is not None
         descriptor = self._socket.fileno()
         first, refused = 0, -1
@@ -167,7 +168,7 @@ class DatagramDestination(Destination):
                 if error.errno != errno.EMSGSIZE:
                     raise
                 if refused == first:
-                    await self.too_large(wire[ends[first - 1] if first else 0 : ends[first]])
+                    await self.too_large(feed, wire[ends[first - 1] if first else 0 : ends[first]])
                     first += 1
                 else:  # the error may be about an earlier one
                     refused = first
@@ -241,7 +242,10 @@ class GelfDatagrams(DatagramDestination):
             begin = end
             if target.compression != "none":
                 message = isal_zlib.compress(message, level, window)
-            for part in chunks(message):
+            pieces = chunks(message)
+            if not pieces:
+                self.drop(feed, 1, f"a message of {len(message)} bytes is too large for GELF")
+            for part in pieces:
                 parts.append(part)
                 size += len(part)
                 ends.append(size)
@@ -285,7 +289,7 @@ class Journal(DatagramDestination):
     async def dial(self) -> socket.socket:
         return dial.datagram(JOURNAL)
 
-    async def too_large(self, message: bytes) -> None:
+    async def too_large(self, feed: Feed, message: bytes) -> None:
         assert self._socket is not None
         file = os.memfd_create("journal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:

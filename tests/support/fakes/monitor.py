@@ -326,6 +326,9 @@ class FakeMonitor:
         if key not in self.host.processes:
             self.host.clients.pop(key, None)
 
+    def forget_dropped(self, key: str) -> None:
+        self.dropped.pop(key, None)
+
     def forget(self, key: str) -> None:
         self.exits.pop(key, None)
         self._tell(lambda: self._forget(key))

@@ -92,6 +92,23 @@ def test_packed(tmp_path: Path, compression: Any, level: int, count: int) -> Non
     spool.feed.close()
 
 
+def test_a_message_that_is_too_large_is_counted(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    spool.feed.document = document = delivery(Gelf("udp", "127.0.0.1", 1, compression="none"))
+    owner = Owner()
+    gelf = GelfDatagrams(owner, document)
+    gelf.feeds.add(spool.feed)
+    large = bytes(GELF_CHUNKS * PART + 1)
+    wire, ends = gelf.packed(spool.feed, Formed(MESSAGES[0] + large, 2, array.array("I", [7, 7 + len(large)])))
+    assert (wire, list(ends)) == (MESSAGES[0], [7])
+    assert (owner.losses, spool.feed.dropped_lines) == ([1], 1)
+    syslog = SyslogDatagrams(owner, spool.document)
+    syslog.feeds.add(spool.feed)
+    asyncio.run(syslog.too_large(spool.feed, large))
+    assert (owner.losses, spool.feed.dropped_lines) == ([1, 1], 2)
+    spool.feed.close()
+
+
 def test_feeds_of_one_destination_compress_as_their_options_say(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     one = delivery(Gelf("udp", "127.0.0.1", 1, compression="none"))

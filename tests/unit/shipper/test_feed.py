@@ -682,6 +682,8 @@ def test_waiting(spool: Spool, acked: int) -> None:
         spool.feed.take(1)
     spool.acknowledge()
     assert spool.feed.waiting(spool.feed.acked) == ((9 - acked) * len(entry(0)), 9 - acked)
+    late = spool.feed.waiting(spool.feed.acked, deadline=0.0)
+    assert late == ((9 - acked) * len(entry(0)), 0 if acked == 9 else None)
 
 
 def test_close_is_idempotent_and_closes_all(spool: Spool) -> None:
