@@ -104,6 +104,13 @@ def test_following_ends_with_the_container_and_begins_with_its_tail(engine: Temp
     assert b"".join(text for _, text in frames(read_to_end(follower, early))) == b"3\n4\n5\n"
 
 
+def test_the_driver_local_keeps_every_byte(engine: TempEngine) -> None:
+    script = r"printf '\377\000\n\303\244\302'"
+    container = engine.started("sh", "-c", script, host={"LogConfig": {"Type": "local"}})
+    engine.wait(container)
+    assert engine.logs(container) == b"\xff\0\n\xc3\xa4\xc2"
+
+
 def test_a_terminal_s_log_has_no_frames(engine: TempEngine) -> None:
     identifier = engine.started("sh", "-c", "echo out; echo err >&2", Tty=True)
     engine.wait(identifier)
