@@ -198,6 +198,8 @@ class Filter:
         self._networks: dict[str, BridgeRules] = {}
         self._published: dict[str, _Endpoint] = {}
         self._outdated: dict[int, tuple[set[int], set[bytes]]] = {}
+        self._restored = False
+        """True after elements were put back outside of `mend`."""
         self._relayed: frozenset[int] = frozenset()
         self.awaited: set[str] = set()
         """Links to networks of a swarm that are adopted after `settle`: they keep their
@@ -358,7 +360,13 @@ class Filter:
             missing = self._kernel.layout(self._table) != self._layout
             if missing:
                 self._install()
-            return ((elements or missing) and self._reconcile((*_OF_NETWORKS, *_OF_PORTS))) or missing
+            changed = ((elements or missing) and self._reconcile((*_OF_NETWORKS, *_OF_PORTS))) or missing
+            restored, self._restored = changed or self._restored, False
+            connections = self._connections
+            published = [port for endpoint in self._published.values() for port in endpoint.ports]
+        if restored and connections is not None:
+            _forget_untranslated(connections, published)
+        return changed
 
     def close(self, remove: bool) -> None:
         """Close the sockets.
@@ -414,6 +422,7 @@ class Filter:
             return
         except NetlinkError as error:
             _log.warning("%s: reconciling the table", error)
+        self._restored = True
         try:
             if self._kernel.layout(self._table) != self._layout:
                 self._install()
@@ -470,6 +479,21 @@ class Filter:
                 ports.update(each.host_ports)
                 if (address := endpoint.addresses[each.version == 6]) is not None:
                     addresses.add(address.packed)
+
+
+def _forget_untranslated(connections: ConntrackSocket, published: Iterable[Published]) -> None:
+    """Forget UDP connections that were made while rules were missing: they lead nowhere, for as
+    long as a client keeps sending.
+    """
+    ports: dict[int, set[int]] = {}
+    for each in published:
+        if each.protocol == "udp":
+            ports.setdefault(each.version, set()).update(each.host_ports)
+    for version, numbers in ports.items():
+        try:
+            connections.forget_untranslated(version, numbers)
+        except OSError as error:
+            _log.warning("cannot remove UDP connections that were made without rules: %s", error)
 
 
 # --- elements, as the kernel has them -------------------------------------------------------------

@@ -22,6 +22,9 @@ client ── any node: port 80 → slot → task's address on the ingress netwo
   addresses have another way out. A server of datagrams often answers from an address that the
   kernel chooses. So these answers are found by a set of clients, and get back the source address
   that the client knows.
+- While a port has no ready task, the connection table gets entries for its datagrams that lead
+  nowhere. They are deleted when the first task is ready, or else a client that keeps sending would
+  never reach it.
 - Packets from the node's own loopback and from containers behind it get the node's address, since
   their own addresses mean nothing to other nodes.
 
@@ -245,6 +248,8 @@ class Ingress:
         """False if a failure left the kernel without some of it."""
         self._slots: dict[bytes, list[bytes]] = {}
         self._served_by_udp: set[bytes] = set()
+        self._opened: set[int] = set()
+        """UDP ports that lead to a task for the first time, or again."""
         self._served: set[bytes] = set()
         """Addresses of tasks that were led to since the start, and have not ended."""
         self._ended: dict[bytes, float] = {}
@@ -351,7 +356,9 @@ class Ingress:
         with self._lock:
             self._asked = {port: (target, tuple(backends)) for port, (target, backends) in ports.items()}
             withdrawn = self._apply()
-            return dict(self._busy), {IPv4Address(each) for each in withdrawn}
+            busy = dict(self._busy)
+        self._forget_untranslated()
+        return busy, {IPv4Address(each) for each in withdrawn}
 
     def _apply(self) -> set[bytes]:
         self._hold()
@@ -369,7 +376,20 @@ class Ingress:
         with self._lock:
             if self._busy:
                 self._apply()
-            return bool(self._busy)
+            busy = bool(self._busy)
+        self._forget_untranslated()
+        return busy
+
+    def _forget_untranslated(self) -> None:
+        """Call after rules were added, without the lock: this is a walk as for `forget_answers`."""
+        with self._lock:
+            ports, self._opened = self._opened, set()
+        if ports:
+            try:
+                with ConntrackSocket() as connections:
+                    connections.forget_untranslated(4, ports)
+            except OSError as error:
+                _log.warning("cannot remove UDP connections that were made without a task: %s", error)
 
     def forget_datagrams(self, backends: Collection[IPv4Address]) -> None:
         """Forget the UDP connections of these backends unless they are back. Errors are logged."""
@@ -479,6 +499,7 @@ class Ingress:
                 less, more = set(_elements(key, old)), set(_elements(key, new))
                 remove += less - more
                 add += more - less
+        self._opened |= _opened(before, self._slots)
         led = _backends(self._slots.values())
         self._served |= led
         self._served_by_udp |= _by_udp(self._slots)
@@ -519,6 +540,8 @@ class Ingress:
         text = _HOST.format(table=self._table, chains=chains, uplink=self._uplink, subnet=self._subnet)
         netfilter.run("\n".join((text, *_commands(self._table, self._slots, self._ended))))
         self._layout = kernel.layout(self._table)
+        # Rules were missing, or a daemon may have been killed before it removed the entries.
+        self._opened |= _opened({}, self._slots)
 
     def _read(self, kernel: NftSocket) -> dict[str, dict[bytes, Element]]:
         return {name: kernel.elements(self._table, name) for name in _SETS}
@@ -529,6 +552,8 @@ class Ingress:
         wanted |= {_gone(address) for address in self._ended}
         kernel.change(self._table, [*(found - wanted)], [*(wanted - found)], f"table {self._table}")
         self._written = True
+        if found != wanted:
+            self._opened |= _opened({}, self._slots)
         return found != wanted
 
     # --- repair -----------------------------------------------------------------------------------
@@ -539,12 +564,15 @@ class Ingress:
             changed = self._complete()
             if self._begun:
                 changed |= self._repair(True)
-            return changed
+        self._forget_untranslated()
+        return changed
 
     def _mend_host(self, elements: bool) -> bool:
         """As `Filter.mend`, which calls this."""
         with self._lock:
-            return self._begun and self._repair(elements)
+            changed = self._begun and self._repair(elements)
+        self._forget_untranslated()
+        return changed
 
     def _repair(self, elements: bool) -> bool:
         with self._on_host() as kernel:
@@ -695,6 +723,15 @@ def _forget(backends: Collection[bytes], protocol: int, *, unanswered: bool = Fa
 
 def _by_udp(filled: Mapping[bytes, Sequence[bytes]]) -> set[bytes]:
     return _backends(each for key, each in filled.items() if key[0] == socket.IPPROTO_UDP)
+
+
+def _opened(before: Mapping[bytes, Sequence[bytes]], after: Mapping[bytes, Sequence[bytes]]) -> set[int]:
+    """UDP ports that lead to a task, and did not before."""
+    return {
+        int.from_bytes(key[4:6], "big")
+        for key, filled in after.items()
+        if key[0] == socket.IPPROTO_UDP and filled and not before.get(key)
+    }
 
 
 def _read_slots(elements: Iterable[Element]) -> dict[bytes, list[bytes]]:

@@ -4,6 +4,8 @@ restoration."""
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import threading
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -17,6 +19,7 @@ from engine.networks.ports import Published, Relayed
 from engine.system import namespaces, netfilter
 from engine.system.netlink import rtnl
 from engine.system.netlink.codec import NetlinkError
+from engine.system.netlink.conntrack import ConntrackSocket
 from engine.system.netlink.nft import Element, Generations, NftSocket
 from engine.system.netlink.rtnl import RouteSocket
 from tests.support.engine.harness import until
@@ -184,6 +187,27 @@ def test_changes_of_a_table_that_is_gone() -> None:
         netfilter.run("flush ruleset")
         table.publish("web", WEB, PORTS, RELAYED)
         assert content() == FULL
+        table.close(remove=True)
+
+    alone(body)
+
+
+def test_datagrams_that_passed_while_rules_were_missing() -> None:
+    """A client that keeps sending would keep its entry, which leads nowhere, for ever."""
+
+    def body() -> None:
+        table, kernel = made(), ConntrackSocket()
+        table.publish("dns", WEB, [Published("udp", "0.0.0.0", 53, 53), Published("udp", "::", 53, 53)])
+        netfilter.run("delete table inet " + TABLE)
+        netfilter.run("table inet other { chain c { type filter hook input priority 0; ct state new accept; }; }")
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+            with socket.socket(family, socket.SOCK_DGRAM) as client:
+                for port in (53, 54):
+                    client.sendto(b"?", (address, port))
+        assert table.mend()
+        for version in (4, 6):
+            assert [kernel.forget_udp(version, {port}, ()) for port in (53, 54)] == [0, 1]
         table.close(remove=True)
 
     alone(body)

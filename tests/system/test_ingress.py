@@ -28,6 +28,7 @@ from engine.networks.network import NetworkRecord, Overlay
 from engine.networks.overlay import OverlayDriver
 from engine.networks.sandboxes import Interface, empty
 from engine.system import namespaces, netfilter
+from engine.system.netlink.conntrack import ConntrackSocket
 from engine.system.netlink.nft import NftSocket
 from engine.system.netlink.rtnl import RouteSocket
 from engine.wire.networks import IPAM, IPAMConfig
@@ -379,6 +380,36 @@ def test_a_port_without_tasks_refuses_connections(swarm: Swarm) -> None:
     swarm.publish({("tcp", 80): (8080, [])})
     with pytest.raises(ConnectionRefusedError):
         swarm.client.ask(str(swarm.hosts[0].address), 80)
+
+
+def test_a_client_that_keeps_sending_reaches_the_first_task(swarm: Swarm) -> None:
+    """Its datagrams pass while no task is ready, and while the rules are missing."""
+    swarm.task(swarm.hosts[0], "10.255.0.5").serve("a", 8080)
+    swarm.task(swarm.hosts[1], "10.255.0.6").serve("b", 8080)
+    entry = swarm.hosts[2]
+    entry.run(netfilter.run, "table ip other { chain c { type filter hook input priority 0; ct state new accept; }; }")
+    with swarm.client.socket(socket.SOCK_DGRAM) as client, entry.socket(socket.SOCK_DGRAM) as own:
+
+        def send() -> None:
+            client.sendto(b"?", (str(entry.address), 53))
+            own.sendto(b"?", ("127.0.0.1", 53))
+
+        def ask() -> set[str]:
+            send()
+            return {each.recv(1000).decode().split()[0] for each in (client, own)}
+
+        send()  # before the port is published at all
+        for address, name in (("10.255.0.5", "a"), ("10.255.0.6", "b")):
+            swarm.publish({("udp", 53): (8080, [])})
+            entry.run(entry.ingress.forget_datagrams, [IPv4Address("10.255.0.5")])
+            send()
+            swarm.publish({("udp", 53): (8080, [address])})
+            assert ask() == {name}
+        entry.run(netfilter.run, f"delete table inet {entry.filter.name}-ingress")
+        entry.run(lambda: ConntrackSocket().forget_udp(4, {53}, ()))
+        send()
+        assert entry.run(entry.ingress.mend)
+        assert ask() == {"b"}
 
 
 def test_what_others_remove_comes_back(swarm: Swarm) -> None:

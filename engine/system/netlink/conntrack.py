@@ -58,6 +58,18 @@ class ConntrackSocket(NetlinkSocket):
                 raise done.error
         return forgotten
 
+    def forget_untranslated(self, version: int, ports: Collection[int]) -> None:
+        """Delete UDP entries that began for one of the ports and kept source and destination.
+
+        They were made while no rule led the port elsewhere. Rules that are added later are not
+        asked for them, and a client that keeps sending keeps them for ever.
+        """
+        for each in self.dump(udp_list(version, ports)):
+            entry = read_attributes(each, FAMILY.size)
+            translated = int.from_bytes(entry.get(_CT_STATUS, b""), "big") & _TRANSLATED
+            if not translated and _concerns(entry, version, ports, ()):
+                self._remove(entry, version)
+
     def forget_answers(self, sources: Collection[bytes], protocol: int, *, unanswered: bool = False) -> None:
         """Delete the entries of connections of a protocol, such as IPPROTO_UDP, that one of these
         (packed IPv4) addresses answers; or would answer, as it has never done if `unanswered`.
@@ -73,8 +85,8 @@ class ConntrackSocket(NetlinkSocket):
             if reply.get(_IP_SOURCE[4]) in sources:
                 self._remove(entry)
 
-    def _remove(self, entry: dict[int, bytes]) -> None:
-        (done,) = self.exchange((removal(4, entry),))
+    def _remove(self, entry: dict[int, bytes], version: int = 4) -> None:
+        (done,) = self.exchange((removal(version, entry),))
         if done.error is not None and done.error.errno != errno.ENOENT:
             raise done.error
 

@@ -389,6 +389,9 @@ class Conntrack:
     def forget_udp(self, *_: Any) -> int:
         return 0
 
+    def forget_untranslated(self, *_: Any) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
