@@ -473,6 +473,8 @@ class Executor:
         status = container.record.status
         code = status.exit_code
         known: dict[str, Any] = {"container": container.id, "pid": 0, "exit_code": code, "ports": ()}
+        if status.state == State.EXITED and status.finished_at:
+            known["since"] = status.finished_at  # perhaps there was no daemon then
         if task.unhealthy:
             self._observe(task, TaskState.FAILED, error=_exit(code, "unhealthy container"), **known)
         elif task.stopping or (not task.wanted and container.record.stopped_by_user):
@@ -582,8 +584,10 @@ class Executor:
         return found
 
     def _observe(self, task: _Task, state: TaskState, message: str = "", error: str = "", **known: Any) -> None:
-        before = task.observed
+        before, now = task.observed, time.time_ns()
         fields: dict[str, Any] = {
+            "since": now,
+            "ran": before.ran or (now if state is TaskState.RUNNING else 0),
             "container": before.container,
             "pid": before.pid,
             "exit_code": before.exit_code,
@@ -592,7 +596,6 @@ class Executor:
         }
         task.observed = Observed(
             state=state,
-            since=time.time_ns(),
             message=message or before.message,
             error=error,
             **{**fields, **known},

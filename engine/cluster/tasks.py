@@ -33,6 +33,8 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
     state: TaskState = TaskState.ASSIGNED
     since: int = 0
+    ran: int = 0
+    """When it was first seen running; 0 for never."""
     message: str = ""
     error: str = ""
     container: str = ""
@@ -48,6 +50,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
             task=task,
             state=int(self.state),
             since=self.since,
+            ran=self.ran,
             message=self.message,
             error=self.error,
             container=self.container,

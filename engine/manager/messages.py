@@ -336,6 +336,8 @@ class Status(_Message, frozen=True, tag="status-of"):
     exit_code: int = 0
     ports: tuple[PortStatus, ...] = ()
     ready: bool = False
+    ran: int = 0
+    """When it was first seen running; 0 for never."""
 
 
 class Statuses(_Request, frozen=True, tag="status"):

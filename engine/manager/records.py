@@ -270,6 +270,8 @@ class TaskStatus(msgspec.Struct, array_like=True, frozen=True, kw_only=True, gc=
     ports: tuple[PortStatus, ...] = ()
     ready: bool = False
     """Traffic may be led to it."""
+    ran: int = 0
+    """When it was first seen running; 0 for never. As `since`, of the node's clock."""
 
 
 class SecretRecord(msgspec.Struct, array_like=True, frozen=True, kw_only=True):

@@ -139,7 +139,7 @@ class Statuses:
         if task is None or task.record.node != report.node:
             return False
         old = self._store.get(records.TASK_STATUS, key)
-        new = _record(report.status)
+        new = _record(report.status, None if old is None else old.record)
         if old is not None and not follows(old.record, new):
             return False
         changes.append(Put(records.TASK_STATUS, key, new))
@@ -160,7 +160,10 @@ def _ended(status: Status) -> bool:
     return status.state > TaskState.RUNNING
 
 
-def _record(status: Status) -> TaskStatus:
+def _record(status: Status, old: TaskStatus | None) -> TaskStatus:
+    ran = status.ran
+    if not ran and old is not None:  # an agent of an earlier version does not report it
+        ran = old.ran or (old.since if old.state is TaskState.RUNNING else 0)
     return TaskStatus(
         state=_REPORTED[status.state],
         since=status.since,
@@ -171,4 +174,5 @@ def _record(status: Status) -> TaskStatus:
         exit_code=status.exit_code,
         ports=status.ports[:MOST_PORTS],
         ready=status.ready and status.state == TaskState.RUNNING,
+        ran=ran,
     )

@@ -32,7 +32,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import msgspec
 
 from engine.errors import ServerError, WrongState
-from engine.manager.clock import Clock
+from engine.manager.clock import SECOND, Clock
 from engine.manager.kv import (
     FIRST,
     LAST,
@@ -216,6 +216,14 @@ class Store:
                 self._subscribers.remove(callback)
 
         return unsubscribe
+
+    def moment(self, at: int) -> float:
+        """When a change that a record of the time `at` tells of has happened, in
+        `Clock.monotonic` seconds. That is now, but for the records that this process finds when it
+        starts: a node's clock may differ from this one.
+        """
+        now = self._clock.monotonic()
+        return now if self.revision else now - max(0, self._clock.now() - at) / SECOND
 
     # --- following etcd ---------------------------------------------------------------------------
 

@@ -13,8 +13,9 @@ until the next spec, or the previous spec is put back, or it goes on. Places tha
 updated first, so that an update does not take more places down than it must.
 
 Which places are begun and past follows from the records of the tasks, and the state of the update
-is in the service's status. So another leader goes on where this one stops. The times at which tasks
-were first seen running are in the memory of each manager.
+is in the service's status. So another leader goes on where this one stops. How long a task has run
+before it ended is in its status, by the clock of its node. The times at which tasks were first seen
+running are in the memory of each manager; one that starts takes them from the statuses.
 
 Threads: the event loop's.
 """
@@ -46,6 +47,7 @@ from engine.manager.records import (
     ServiceStatus,
     SpecVersion,
     Task,
+    TaskStatus,
     UpdateRecord,
     new_id,
     spec_key,
@@ -135,7 +137,7 @@ class Updates:
             if task is None:
                 return
             if task.by_update and event.new is not None:
-                self._observe(event.key, task, event.new.record.state)
+                self._observe(event.key, task, event.new.record)
             self._touch(task.service)
         elif kind is TASKS:
             known: Task = (event.new or event.old).record  # type: ignore[union-attr]
@@ -153,16 +155,16 @@ class Updates:
             if service is not None and service.version != task.version:
                 self._dirty[task.service] = None
 
-    def _observe(self, key: str, task: Task, state: TaskState) -> None:
+    def _observe(self, key: str, task: Task, status: TaskStatus) -> None:
         """A task that an update wrote has reached a state."""
-        if state < TaskState.RUNNING:
+        if status.state < TaskState.RUNNING:
             return
-        now = self._clock.monotonic()
-        past = self._past.setdefault(key, now)
+        if key not in self._past:
+            self._past[key] = self._store.moment(status.ran or status.since)
         service = self._store.record(SERVICES, task.service)
-        if state not in BY_ITSELF or service is None or service.version != task.version:
+        if status.state not in BY_ITSELF or service is None or service.version != task.version:
             return
-        if now - past <= _monitor(_config(service)) / SECOND:
+        if not status.ran or status.since - status.ran <= _monitor(_config(service)):
             self._failed.setdefault((task.service, task.version), {})[key] = None
 
     def _touch(self, service: str) -> None:

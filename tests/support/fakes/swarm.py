@@ -131,7 +131,10 @@ class Agents:
                 return
             if state is not TaskState.RUNNING:
                 self.running.pop(key, None)
-            status = TaskStatus(state=state, since=self._clock.now(), **more)
+            now = self._clock.now()
+            ran = entry.record.ran if entry is not None else 0
+            ran = ran or (now if state is TaskState.RUNNING else 0)
+            status = TaskStatus(state=state, since=now, ran=ran, **more)
             compare = Compare(TASK_STATUS, key, 0 if entry is None else entry.revision)
             with contextlib.suppress(Exception):
                 await self._store.commit([Put(TASK_STATUS, key, status)], [compare])
@@ -176,6 +179,13 @@ class Swarm:
         assert entry is not None
         fence = Compare(LEADER, "", entry.created, by_creation=True)
         self._leading.append(asyncio.ensure_future(self._managers[manager].lead(fence)))
+
+    async def start(self, store: Store) -> None:
+        """The process of another manager starts, with this store, and leads."""
+        loops = Loops(orchestration.loops(store, self.clock), store, self.clock)
+        await store.load()
+        self._managers.append(loops)
+        await self.lead(len(self._managers) - 1)
 
     async def depose(self) -> None:
         """The leader is gone; nothing finishes what it was at."""

@@ -409,6 +409,27 @@ def test_a_stop_that_fails_is_tried_again(world: World, monkeypatch: pytest.Monk
     run(case())
 
 
+def test_an_end_without_a_daemon_is_reported_with_its_time(world: World) -> None:
+    """A rolling update asks how long the task had run."""
+
+    async def case() -> None:
+        site = await _running(world)
+        (running,) = site.executor.statuses()
+        await site.executor.save(["t1"])
+        container = site.container
+        assert container is not None and running.ran == running.since > 0
+        world.crash()
+        world.host.end(container.id, 3)
+        after = await _boot(world)
+        await _quiet()
+        assert after.container is not None
+        finished = after.container.record.status.finished_at
+        (ended,) = after.executor.statuses()
+        assert (ended.state, ended.ran, ended.since) == (R.FAILED, running.ran, finished) and finished > 0
+
+    run(case())
+
+
 def test_starts_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PARALLEL", 3)
 

@@ -14,6 +14,7 @@ from engine.manager.records import CLAIMS, SERVICE_STATUS, SERVICES, SPEC_VERSIO
 from engine.manager.states import Availability, NodeState, TaskState
 from engine.manager.store import Put, Store
 from tests.support.fakes.clock import FakeClock
+from tests.support.fakes.etcd import FakeEtcd
 from tests.support.fakes.swarm import Swarm, leading, seconds, spec
 
 
@@ -355,6 +356,51 @@ async def test_an_update_goes_on_at_another_leader(store: Store, clock: FakeCloc
         assert images(swarm, web) == {"busybox:2"}
         assert swarm.slots(web) == list(range(1, 21))
         assert len(swarm.all_tasks(web)) == 40
+
+
+@pytest.mark.parametrize(("monitor", "state"), [(5, "completed"), (20, "paused")])
+@pytest.mark.parametrize("killed", [1, 4, 8, 11, 14])
+async def test_failures_count_from_when_they_happened(
+    store: Store, clock: FakeClock, etcd: FakeEtcd, monitor: int, state: str, killed: int
+) -> None:
+    """A manager that starts in the middle finds tasks that have failed after nine seconds."""
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=2)
+        await swarm.run(1)
+        swarm.agents.fate = lambda key, task: (TaskState.FAILED, 9.0) if task.by_update else None
+        config = {"Monitor": seconds(monitor), "Delay": seconds(3)}
+        await swarm.update(web, replicas=2, image="busybox:2", update=config, restart={"Delay": 0})
+        await swarm.run(killed)
+        await swarm.depose()
+        await swarm.run(11)
+        second = Store(etcd, clock, node="node2")
+        await swarm.start(second)
+        await swarm.run(60)
+        assert swarm.update_state(web) == state
+        await swarm.depose()
+        await second.close()
+
+
+async def test_ages_count_from_when_they_began(store: Store, clock: FakeClock, etcd: FakeEtcd) -> None:
+    """A manager that starts waits for what is left of Delay and Monitor alone."""
+    async with leading(store, clock) as swarm:
+        web = await swarm.create(replicas=2)
+        await swarm.run(1)
+        config = {"Parallelism": 1, "Delay": seconds(100), "Monitor": seconds(100)}
+        await swarm.update(web, replicas=2, image="busybox:2", update=config)
+        for number, running in enumerate(({"busybox:1", "busybox:2"}, {"busybox:2"})):
+            await swarm.run(90)
+            await swarm.depose()
+            other = Store(etcd, clock, node=f"other{number}")
+            await swarm.start(other)
+            await swarm.run(5)
+            assert images(swarm, web) == running
+            assert swarm.update_state(web) == "updating"
+            await swarm.run(10)
+            assert images(swarm, web) == {"busybox:2"}
+            await swarm.depose()
+            await other.close()
+        assert swarm.update_state(web) == "completed"
 
 
 async def test_a_node_that_goes_in_the_middle_of_an_update(store: Store, clock: FakeClock) -> None:
