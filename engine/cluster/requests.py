@@ -64,7 +64,9 @@ async def info(connection: Connection, trouble: str) -> dict[str, Any]:
     except (EngineError, OSError, TimeoutError, msgspec.MsgspecError) as error:
         return {"Error": words(error) or "the manager does not answer"}
     found = {name: value for name, value in told.items() if value}
-    return found | {"Error": found.get("Error") or answer.warning or trouble}
+    if "Error" in found:
+        return found | {"ControlAvailable": False}
+    return found | {"Error": answer.warning or trouble}
 
 
 async def warning(connection: Connection | None) -> str:
@@ -84,7 +86,7 @@ async def warning(connection: Connection | None) -> str:
         )
     if total and reachable - 1 < (total - 1) // 2 + 1:
         text += (
-            f"Removing this node leaves {reachable - 1} managers out of {total}. "
+            f"Removing this node leaves {max(0, reachable - 1)} managers out of {total}. "
             "Without a quorum your swarm will be inaccessible. "
         )
     elif total:

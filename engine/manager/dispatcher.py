@@ -634,7 +634,7 @@ class Dispatcher:
                 failures += 1
                 passed = self._clock.monotonic() - self._answered
                 if failures > 1 and passed >= QUORUM and not self.refuses:
-                    self.refuses = f"the swarm has no leader or lost its quorum: {error.message}"
+                    self.refuses = self._store.unavailable(error.message)
                     _log.warning("%s: agents are sent away", self.refuses)
                     if self._writing is not None:
                         self._writing.cancel()  # it must not be carried out when quorum is back

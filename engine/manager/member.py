@@ -29,7 +29,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.errors import ServerError
+from engine.errors import ServerError, reason
 from engine.manager import versions
 from engine.manager.etcd import SOCKET, EtcdClient
 from engine.manager.kv import EtcdError, Status
@@ -196,6 +196,8 @@ class Member:
         self._keeper: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = self.removed = False
+        self.trouble = ""
+        """Why the child cannot run: it has ended soon after its start. "" when it can."""
         self._roots = b""
 
     @property
@@ -273,6 +275,7 @@ class Member:
     async def stop(self) -> None:
         """End the child in order: a raft leader hands over. It has ended when this returns."""
         self._stopping = True
+        self.trouble = ""
         for task in (*self._tasks, *([self._keeper] if self._keeper else [])):
             task.cancel()
         self._tasks, self._keeper = [], None
@@ -349,7 +352,7 @@ class Member:
         pause = 0.0
         while True:
             began = loop.time()
-            await process.wait()
+            await self._runs_until_its_end(process)
             await asyncio.sleep(0)  # its last words
             if self._is_removed(process):
                 _log.warning("this manager was removed from the swarm's members: etcd has ended")
@@ -359,6 +362,8 @@ class Member:
                 return
             if loop.time() - began > STEADY:
                 pause = 0.0
+            elif pause and process.returncode != -signal.SIGTERM:
+                self.trouble = self._last_words(process)
             _log.warning("etcd has ended and is started again: %s", self._last_words(process))
             while True:
                 await asyncio.sleep(pause)
@@ -367,7 +372,19 @@ class Member:
                     process = await self._spawn()
                     break
                 except (OSError, ServerError) as error:
-                    _log.error("etcd is not started: %s", error)
+                    self.trouble = error.message if isinstance(error, ServerError) else reason(error)
+                    _log.error("etcd is not started: %s", self.trouble)
+
+    async def _runs_until_its_end(self, process: asyncio.subprocess.Process) -> None:
+        """Wait for the end of the child. One that has lived for `STEADY` can run."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STEADY):
+                await process.wait()
+                return
+        if self.trouble:
+            _log.info("etcd runs again")
+            self.trouble = ""
+        await process.wait()
 
     def _is_removed(self, process: asyncio.subprocess.Process) -> bool:
         """etcd ends by itself, without a failure, only when its cluster does not have it any

@@ -29,6 +29,7 @@ from engine.manager import founding, joining, messages, orchestration, roots
 from engine.manager.backup import Backups, save
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock, SystemClock
+from engine.manager.control import nodes
 from engine.manager.control.table import Control
 from engine.manager.dispatcher import Dispatcher
 from engine.manager.frames import Connection
@@ -43,7 +44,7 @@ from engine.manager.member import QUOTA, Member
 from engine.manager.messages import Begin, Message, Peer
 from engine.manager.networks import IngressLoop
 from engine.manager.quorum import Quorum
-from engine.manager.records import CLUSTER, MANAGERS
+from engine.manager.records import CLUSTER, MANAGERS, NODE_DATA
 from engine.manager.renewal import Upkeep
 from engine.manager.roles import RoleLoop
 from engine.manager.rotation import RotationLoop
@@ -124,8 +125,10 @@ class Running:
         if member.removed:
             self._end(REMOVED)
             raise ServerError("this manager was removed from the swarm's members")
-        quorum = Quorum(etcd, self._clock, self._credentials)
-        self._store = store = Store(etcd, self._clock, node=begin.node, reachable=quorum.reachable)
+        quorum = Quorum(etcd, self._clock, self._credentials, self._addresses_of_others)
+        self._store = store = Store(
+            etcd, self._clock, node=begin.node, reachable=quorum.reachable, broken=lambda: member.trouble
+        )
         self._stack.push_async_callback(store.close)
         self._authority = authority = Authority(store, self._clock)
         self.joining = Joining(store, etcd, authority, self._clock, node=begin.node)
@@ -177,6 +180,14 @@ class Running:
         self._stack.push_async_callback(cancelled, spawn(space.run(), "manager: room in etcd"))
         backups = Backups(self._root, etcd, self._clock, node=begin.node, keep=self._old_backups)
         self._stack.push_async_callback(cancelled, spawn(backups.run(), "manager: backups"))
+
+    def _addresses_of_others(self) -> list[str]:
+        """Those of the other managers, as far as they are known."""
+        found = {node: entry.record.address for node, entry in self._store.all(MANAGERS).items()}
+        for node in nodes.managers(self._store).keys() - found.keys():
+            data = self._store.record(NODE_DATA, node)
+            found[node] = "" if data is None else data.manager_address
+        return [address for node, address in found.items() if node != self.node]
 
     def _old_backups(self) -> int:
         cluster = self._store.record(CLUSTER)

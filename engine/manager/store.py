@@ -153,7 +153,7 @@ class Store:
     """See above. `load` first, `close` at the end.
 
     `reachable()` returns how many managers answer, and of how many, for the message of a write that
-    was given up.
+    was given up. `broken()` returns why the own member of etcd cannot run, "" if it can.
     """
 
     def __init__(
@@ -163,12 +163,14 @@ class Store:
         *,
         node: str = "",
         reachable: Callable[[], Awaitable[tuple[int, int]]] | None = None,
+        broken: Callable[[], str] = lambda: "",
     ) -> None:
         """`node`: of the manager; "" for a store whose writes have no turns."""
         self.etcd = etcd
         self._turns = Turns(etcd, clock, node) if node else None
         self.revision = 0
         self.reachable = reachable
+        self._broken = broken
         self._base = 0
         self._clock = clock
         self._tables: dict[Kind[Any], dict[str, Entry[Any]]] = {kind: {} for kind in KINDS}
@@ -412,7 +414,17 @@ class Store:
             if await self._within(self.reach(revision), max(0.0, ends - self._clock.monotonic())):
                 return ""
             reason = f"the cache has revision {self.revision} of {revision}"
-        return f"the swarm has no leader or lost its quorum: {reason}{await self._count()}"
+        return self.unavailable(reason) + await self._count()
+
+    @property
+    def broken(self) -> str:
+        """Why this manager can do nothing, however the others are; "" if it can."""
+        trouble = self._broken()
+        return f"etcd does not run on this manager: {trouble}" if trouble else ""
+
+    def unavailable(self, reason: str) -> str:
+        """Why etcd has not answered. `reason`: what its client says."""
+        return self.broken or f"the swarm has no leader or lost its quorum: {reason}"
 
     async def _within(self, coroutine: Any, seconds: float) -> bool:
         """Whether `coroutine` ended within these seconds of the clock."""
@@ -531,7 +543,8 @@ class Store:
                 if not outcome.done and doubt and pending.revision:
                     return (), pending.revision
                 return outcome.failed, revision
-            raise ServerError(f"context deadline exceeded: etcd: {reason or 'no answer'}{await self._count()}")
+            why = self.broken or f"etcd: {reason or 'no answer'}"
+            raise ServerError(f"context deadline exceeded: {why}{await self._count()}")
         finally:
             marks = self._pending[pending.key]
             marks.remove(pending)

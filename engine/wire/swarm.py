@@ -138,6 +138,7 @@ class SwarmInfo(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     """The manager's part of Swarm in /info. The whole is `wire.system.SwarmInfo`."""
 
     error: str = ""
+    """Why this manager can do nothing, if it cannot."""
     remote_managers: list[Peer] = msgspec.field(default_factory=list)
     nodes: int = 0
     managers: int = 0

@@ -105,6 +105,33 @@ def test_one_member_that_is_killed_and_stopped() -> None:
     run(work)
 
 
+def test_one_that_cannot_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.manager.member.STEADY", 2.0)
+
+    async def work(swarm: Swarm) -> None:
+        member = swarm.member("n1")
+        await member.start()
+        data, aside = member.root / "etcd", member.root / "aside"
+        data.rename(aside)
+        data.write_text("no directory")
+        os.kill(member.pid, signal.SIGKILL)
+
+        async def in_trouble() -> bool:
+            return "not a directory" in member.trouble
+
+        await until(in_trouble)
+        data.unlink()
+        aside.rename(data)
+        await until(lambda: writes(member))
+
+        async def runs() -> bool:
+            return not member.trouble
+
+        await until(runs)
+
+    run(work)
+
+
 def test_a_stale_socket_and_settings_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(swarm: Swarm) -> None:
         monkeypatch.setenv("ETCD_NAME", "other")

@@ -50,6 +50,8 @@ class Context(msgspec.Struct, frozen=True):
     authority: Authority
     guard: Guard
     peers: Peers
+    old: bool = False
+    """The cache may be old: etcd does not answer."""
     choosing: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     """Held while something free is chosen and written, so that requests at this manager do not all
     choose the same. Other managers' requests are told apart by comparisons.

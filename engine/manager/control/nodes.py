@@ -84,18 +84,18 @@ async def list_all(context: Context, call: Call) -> bytes:
             and (roles is None or record.role in roles)
             and (memberships is None or True in memberships)
         )
-        return view(store, entry) if shown else None
+        return view(context, entry) if shown else None
 
     return await encode_all(document(entry) for _, entry in sorted(store.all(NODES).items()))
 
 
 async def inspect(context: Context, call: Call) -> bytes:
-    return encode(view(context.store, find_node(context.store, call.name)))
+    return encode(view(context, find_node(context.store, call.name)))
 
 
-def view(store: Store, entry: Entry[NodeRecord]) -> wire.Node:
+def view(context: Context, entry: Entry[NodeRecord]) -> wire.Node:
     """The document of one node."""
-    record = entry.record
+    store, record = context.store, entry.record
     data = store.record(NODE_DATA, entry.key) or NodeData()
     return wire.Node(
         id=entry.key,
@@ -110,7 +110,7 @@ def view(store: Store, entry: Entry[NodeRecord]) -> wire.Node:
         ),
         description=_description(store, data),
         status=wire.NodeStatus(state=data.state.label, message=data.message, addr=data.address),
-        manager_status=_manager_status(store, entry.key, record, data),
+        manager_status=_manager_status(context, entry.key, record, data),
     )
 
 
@@ -128,10 +128,14 @@ def _description(store: Store, data: NodeData) -> wire.NodeDescription:
     return description
 
 
-def _manager_status(store: Store, node: str, record: NodeRecord, data: NodeData) -> wire.ManagerStatus | None:
-    """Of a node whose manager serves, or served and is missed."""
-    presence, leader = store.record(MANAGERS, node), store.record(LEADER)
+def _manager_status(context: Context, node: str, record: NodeRecord, data: NodeData) -> wire.ManagerStatus | None:
+    """Of a node whose manager serves, or served and is missed. Records of presence and leadership
+    expire, which a manager whose etcd does not answer cannot see.
+    """
+    presence, leader = context.store.record(MANAGERS, node), context.store.record(LEADER)
     if presence is not None:
+        if context.old:
+            return wire.ManagerStatus(reachability="unknown", addr=presence.address)
         leads = leader is not None and leader.node == node
         return wire.ManagerStatus(leader=leads, reachability="reachable", addr=presence.address)
     if record.role == data.role == Role.MANAGER:

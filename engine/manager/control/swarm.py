@@ -92,6 +92,7 @@ async def info(context: Context, call: Call) -> bytes:
     peers = [Peer(node, presence.record.address) for node, presence in sorted(store.all(MANAGERS).items())]
     return encode(
         SwarmInfo(
+            error=store.broken,
             remote_managers=peers,
             nodes=len(store.all(NODES)),
             managers=len(nodes.managers(store)),

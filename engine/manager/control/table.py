@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+import msgspec
+
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unavailable
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock
@@ -103,7 +105,8 @@ class Control:
         if verb.writes:
             return Done(seq=message.seq, body=await self._write(verb, message))
         warning = await self._store.current() if verb.waits else ""
-        return Done(seq=message.seq, body=await verb.run(self._context, message), warning=warning)
+        context = msgspec.structs.replace(self._context, old=True) if warning else self._context
+        return Done(seq=message.seq, body=await verb.run(context, message), warning=warning)
 
     async def _write(self, verb: Verb, message: Call) -> bytes:
         refused = False

@@ -6,6 +6,7 @@ Three managers; afterwards each service has its tasks once, and all managers hav
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -205,6 +206,34 @@ def test_the_leaders_link_is_down(cluster: Cluster) -> None:
     assert all(service["Spec"]["Name"] != "never" for service in leader.ask("GET", "/services"))
     other.until_running("steady", 3)
     removed(cluster, "steady", "after")
+
+
+def test_etcd_of_one_manager_cannot_run(cluster: Cluster) -> None:
+    """As on a full disk. It says why, and what is true of the others, which go on."""
+    victim = cluster.leader()
+    other = other_than(cluster, victim)
+    data = victim.root / "swarm" / "etcd"
+    data.rename(data.with_name("aside"))
+    data.write_text("no directory")
+    try:
+        kill_and_wait(victim.etcd_pid())
+        until("it says why", lambda: "not a directory" in victim.swarm_info()["Error"], 30)
+        assert not victim.swarm_info()["ControlAvailable"]
+        created_within(other, "after", 30)
+        answer = victim.request("GET", f"/v{VERSION}/nodes", timeout=30)
+        assert answer.status == 200 and "not a directory" in answer.headers["warning"]
+        statuses = [each["ManagerStatus"] for each in json.loads(answer.body)]
+        assert [(each.get("Leader", False), each["Reachability"]) for each in statuses] == [(False, "unknown")] * 3
+        spec = {"Name": "never", "TaskTemplate": {"ContainerSpec": {"Image": "busybox"}}}
+        refused = victim.request("POST", f"/v{VERSION}/services/create", spec, timeout=40)
+        assert refused.status == 500 and b"not a directory" in refused.body
+        assert b"2 of 3 managers reachable" in refused.body
+    finally:
+        data.unlink()
+        data.with_name("aside").rename(data)
+    until("it controls again", lambda: victim.swarm_info()["ControlAvailable"], 60)
+    assert victim.swarm_info()["Error"] == ""
+    removed(cluster, "after")
 
 
 def test_everything_is_killed(cluster: Cluster) -> None:

@@ -206,6 +206,19 @@ async def test_without_quorum_a_write_is_given_up(etcd: FakeEtcd, clock: FakeClo
     await store.close()
 
 
+async def test_a_manager_whose_etcd_cannot_run_says_why(etcd: FakeEtcd, clock: FakeClock) -> None:
+    trouble = ""
+    store = Store(etcd, clock, broken=lambda: trouble)
+    await store.load()
+    assert store.broken == ""
+    etcd.down, trouble = True, "exit code 1; no space left on device"
+    expected = f"etcd does not run on this manager: {trouble}"
+    assert await asyncio.wait_for(_advance(store.current(), clock, 6), 5 * PATIENCE) == store.broken == expected
+    with pytest.raises(ServerError, match=expected):
+        await _advance(store.commit([Put(CLAIMS, "x", claim())]), clock, 21)
+    await store.close()
+
+
 async def _advance(coroutine, clock: FakeClock, seconds: float):  # type: ignore[no-untyped-def]
     work = asyncio.create_task(coroutine)
     await clock.advance(seconds)

@@ -15,8 +15,9 @@ from engine.manager.control import validate
 from engine.manager.control.context import OutOfSequence
 from engine.manager.control.table import VERBS
 from engine.manager.messages import Call
-from engine.manager.records import CLUSTER
+from engine.manager.records import CLUSTER, LEADER, Leader
 from engine.manager.states import Availability, Role
+from engine.manager.store import Put
 from engine.wire.swarm import InitRequest
 from tests.support import PATIENCE
 from tests.unit.manager.control.conftest import NODE, Swarm, spec
@@ -245,6 +246,20 @@ async def test_reads_without_quorum_warn(swarm: Swarm, etcd: Any, clock: Any) ->
     assert b'"web"' in done.body and "lost its quorum" in done.warning
     done = await asyncio.wait_for(swarm.control.call(Call(seq=1, verb="info")), 1)
     assert not done.warning
+
+
+async def test_no_manager_leads_as_far_as_one_without_etcd_knows(swarm: Swarm, etcd: Any, clock: Any) -> None:
+    """Its own records say that it does: they expire where it cannot see it."""
+    await swarm.found()
+    await swarm.store.commit([Put(LEADER, "", Leader(NODE, 1))])
+    (node,) = await swarm.nodes_list()
+    assert node["ManagerStatus"] == {"Leader": True, "Reachability": "reachable", "Addr": "10.0.0.1:2377"}
+    etcd.down = True
+    reading = asyncio.create_task(swarm.control.call(Call(seq=1, verb="nodes.list")))
+    await clock.advance(6)
+    done = await asyncio.wait_for(reading, 5 * PATIENCE)
+    (node,) = msgspec.json.decode(done.body)
+    assert node["ManagerStatus"] == {"Reachability": "unknown", "Addr": "10.0.0.1:2377"}
 
 
 async def test_writes_without_quorum_fail_in_time(swarm: Swarm, etcd: Any, clock: Any) -> None:
