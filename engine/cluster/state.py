@@ -18,10 +18,13 @@ Raises:  ServerError for a file that cannot be read or written.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import secrets
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -196,14 +199,17 @@ class Directory:
 
     def has_member(self) -> bool:
         """True if an etcd member's data is here."""
-        return (self.path / "etcd").is_dir()
+        return (self.path / "etcd" / "member" / "wal").is_dir()
 
     def remove_member(self) -> None:
         """Delete the data of the etcd member, which has been removed from its cluster."""
-        shutil.rmtree(self.path / "etcd", ignore_errors=True)
+        with contextlib.suppress(OSError):
+            _remove(self.path / "etcd")
 
     def erase(self) -> None:
-        """Delete everything. The state is deleted last, so that a crash before leads here again."""
+        """Delete everything but mount points. The state is deleted last, so that a crash before
+        leads here again.
+        """
         if not self.path.exists():
             return
         try:
@@ -211,11 +217,11 @@ class Directory:
                 if entry.name == FILE:
                     continue
                 if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
+                    _remove(entry)
                 else:
                     entry.unlink()
             (self.path / FILE).unlink(missing_ok=True)
-            self.path.rmdir()
+            _remove(self.path)
         except OSError as error:
             raise ServerError(f"the swarm's state cannot be removed: {reason_with_file(error)}") from error
 
@@ -230,3 +236,19 @@ class Directory:
             return (self.path / name).read_text(errors="replace")
         except OSError:
             return ""
+
+
+def _remove(directory: Path) -> None:
+    """Delete a directory tree. Directories that something is mounted on are emptied and stay, with
+    those above them. Raises OSError.
+    """
+    busy: list[str] = []
+
+    def failed(function: object, name: str, raised: Any) -> None:
+        error: OSError = raised[1]
+        if error.errno == errno.EBUSY:
+            busy.append(name)
+        elif error.errno != errno.ENOTEMPTY or not any(each.startswith(f"{name}/") for each in busy):
+            raise error
+
+    shutil.rmtree(directory, onerror=failed)

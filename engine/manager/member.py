@@ -233,7 +233,9 @@ class Member:
 
     def wipe(self) -> None:
         """Remove the data: this node is not a member any more."""
-        shutil.rmtree(self._data, ignore_errors=True)
+        shutil.rmtree(self._data / "member", ignore_errors=True)
+        with contextlib.suppress(OSError):  # a mount point stays
+            self._data.rmdir()
         with contextlib.suppress(FileNotFoundError):
             (self.root / "peer-port").unlink()
 

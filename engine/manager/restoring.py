@@ -94,7 +94,7 @@ def address(text: str) -> str:
 
 async def restore(root: Path, run: Path, content: Backup, *, node: str, listen: str, advertise: str) -> Restored:
     """Make ROOT/swarm that of the only manager of the swarm in `content`. `node` is its id. Data of
-    an etcd that was there is kept beside it, as etcd.before.
+    an etcd that was there is kept beside it, as etcd.before, or in a mount point as member.before.
     """
     if ipaddress.ip_address(advertise.rpartition(":")[0].strip("[]")).is_unspecified:
         raise InvalidParameter(f"advertise address {advertise}: other nodes need one that is not a wildcard")
@@ -105,9 +105,13 @@ async def restore(root: Path, run: Path, content: Backup, *, node: str, listen: 
     credentials = Credentials(root)
     clock = SystemClock()
     _certify(credentials, content, cluster, node, advertise, clock.now())
-    if (root / "etcd").exists():
-        shutil.rmtree(root / "etcd.before", ignore_errors=True)
-        (root / "etcd").rename(root / "etcd.before")
+    data = root / "etcd"
+    if data.is_mount():
+        data /= "member"
+    before = data.with_name(f"{data.name}.before")
+    if data.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        data.rename(before)
     member = Member(root, run, node=node, listen=listen, advertise=advertise, raft=cluster.spec.raft)
     member.wipe()
     try:
@@ -131,7 +135,7 @@ async def restore(root: Path, run: Path, content: Backup, *, node: str, listen: 
         await member.stop()
         member.wipe()
         with contextlib.suppress(FileNotFoundError):
-            (root / "etcd.before").rename(root / "etcd")
+            before.rename(data)
         raise
     await member.stop()
     return Restored(node, made.id, made.epoch, listen, advertise)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -115,6 +118,37 @@ def test_erase_ends_with_the_state(directory: Directory) -> None:
     (directory.path / "link").symlink_to("/")
     directory.erase()
     assert not directory.path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("place", ["etcd", "etcd/member", "."])
+def test_mount_points_are_emptied_and_stay(directory: Directory, place: str) -> None:
+    directory.save(State(phase=Phase.LEAVING))
+    mounted = directory.path / place
+    (directory.path / "etcd" / "member").mkdir(parents=True)
+    with bound(mounted):
+        (directory.path / "etcd" / "member" / "wal").mkdir(parents=True)
+        (directory.path / "etcd" / "lost+found").mkdir()
+        assert directory.has_member()
+        directory.remove_member()
+        assert not list(directory.path.rglob("wal")) and not directory.has_member()
+        directory.install(certificate("n1", "worker"), KEY, ROOT)
+        directory.erase()
+        assert mounted.is_dir() and not list(mounted.iterdir())
+        assert directory.load() == State() and not directory.certificate_text()
+        directory.make()
+    directory.erase()
+    assert not directory.path.exists()
+
+
+@contextlib.contextmanager
+def bound(path: Path) -> Iterator[None]:
+    """The directory is a mount point. Its mount has the same content."""
+    subprocess.run(["mount", "--bind", path, path], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", path], check=True)
 
 
 @given(st.integers(0, 2**128 - 1))

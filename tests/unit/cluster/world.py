@@ -324,7 +324,7 @@ class FakeProcess:
                 if begin.node not in world.members:
                     world.process = False
                     raise process.Removed("removed")
-        (root / "etcd").mkdir(exist_ok=True)
+        (root / "etcd" / "member" / "wal").mkdir(parents=True, exist_ok=True)
         world.point()
         self.serves = self.watched = True
 
