@@ -6,7 +6,7 @@ from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, json_reply
 from engine.api.versions import Flag
-from engine.errors import Unavailable
+from engine.errors import Unavailable, Unimplemented
 from engine.http.messages import Reply, Request
 from engine.volumes.views import FILTERS
 from engine.wire.volumes import VolumeCreate, VolumeList, VolumesPruned
@@ -28,6 +28,8 @@ async def inspect(engine: Engine, request: Request) -> Reply:
 
 
 def update(engine: Engine, request: Request) -> Reply:
+    if engine.cluster.is_manager:
+        raise Unimplemented("cluster volumes (CSI) are not supported by this version")
     raise Unavailable("volume update only valid for cluster volumes, but swarm is unavailable")
 
 

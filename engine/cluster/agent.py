@@ -100,6 +100,10 @@ class Silent(ServerError):
     """The manager does not answer beats."""
 
 
+class _Outdated(ServerError):
+    """The manager has to know this node as it is now: another session begins. No fault."""
+
+
 class Agent:
     """That of one node, as long as it is in one swarm."""
 
@@ -138,6 +142,8 @@ class Agent:
         self._begun = asyncio.Event()
         """Set while there is a session."""
         self._bye: Bye | None = None
+        self._renewed = False
+        """The session was ended for one with a new certificate."""
         self._heard = 0.0
         self._leaving = False
         self._unsaved: dict[str, None] = {}
@@ -203,6 +209,7 @@ class Agent:
     def renewed(self) -> None:
         """The certificate's files were replaced: begin another session with it."""
         if self._connection is not None:
+            self._renewed = True
             self._connection.writer.close()
 
     # --- sessions ---------------------------------------------------------------------------------
@@ -212,10 +219,12 @@ class Agent:
         pause = first
         while True:
             began = time.monotonic()
-            silent = False
+            silent = normal = False
             try:
                 await self._one_session()
                 why = "the manager has ended the session" if self._bye is None else self._bye.reason
+            except _Outdated as error:
+                why, normal = error.message, True
             except Forbidden as error:  # a node that was removed while it was away
                 why = error.message
                 self._on_barred(why)
@@ -232,11 +241,12 @@ class Agent:
             self._connection = self._session = None
             self._attaching.lost()
             self._no_more_waiting()
-            self.reason = why
+            self.reason = "" if normal else why
             if self._bye is not None and self._bye.barred:
                 self._on_barred(self._bye.reason)
             if had:
-                _log.warning("the session with a manager has ended: %s", why)
+                level = logging.INFO if normal else logging.WARNING
+                _log.log(level, "the session with a manager has ended: %s", why)
                 self._order = self._order + 1 if silent or self._bye is not None else 0
                 if time.monotonic() - began > most:
                     pause = first
@@ -248,6 +258,7 @@ class Agent:
 
     async def _one_session(self) -> None:
         self._bye = None
+        self._renewed = False
         self._accepted = asyncio.Event()
         connection = await self._dial()
         async with client.opened(connection):
@@ -351,7 +362,9 @@ class Agent:
             if time.monotonic() - described > DESCRIPTION_TIME:
                 described = time.monotonic()
                 if await self._description() != self._described:
-                    raise ServerError("the description of this node has changed")
+                    raise _Outdated("the description of this node has changed")
+        if self._renewed:
+            raise _Outdated("the certificate of this node was renewed")
 
     async def _serve(self, connection: Connection, message: Message) -> None:
         if isinstance(message, Assignments):

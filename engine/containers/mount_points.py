@@ -233,7 +233,7 @@ def check(mount: Mount) -> None:
 
 def _check(mount: Mount) -> None:
     if mount.type == "cluster":
-        raise InvalidParameter("a cluster volume needs a swarm")
+        raise InvalidParameter("cluster volumes (CSI) are not supported by this version")
     if mount.type not in ("bind", "volume", "tmpfs", "image"):
         raise InvalidParameter("mount type unknown")
     if not mount.target:

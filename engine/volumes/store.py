@@ -33,7 +33,7 @@ from types import MappingProxyType
 import msgspec
 
 from engine.config import Config
-from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError, Unavailable
+from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.events import EventLog
 from engine.plugins.registry import Plugins
 from engine.pruning import OnlyOne, Selection
@@ -197,7 +197,7 @@ class VolumeStore:
         Raises Conflict when that has another driver.
         """
         if body.cluster_volume_spec is not None:
-            raise Unavailable(f"create {body.name}: ClusterVolumeSpec: a cluster volume needs a swarm")
+            raise Unimplemented("ClusterVolumeSpec: cluster volumes (CSI) are not supported by this version")
         name = body.name or secrets.token_hex(32)
         own_labels = body.labels if body.name else body.labels | {ANONYMOUS: ""}
         async with self._lock(name):

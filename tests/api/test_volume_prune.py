@@ -132,5 +132,5 @@ def test_volumes_of_a_swarm(engine: TempEngine) -> None:
     assert engine.request("PUT", "/v1.41/volumes/x?version=1", {}).status == 400
     body = {"Name": "cluster", "ClusterVolumeSpec": {"Group": "g"}}
     answer = engine.request("POST", "/v1.55/volumes/create", body)
-    assert answer.status == 503 and "ClusterVolumeSpec" in answer.message
+    assert answer.status == 501 and "ClusterVolumeSpec: cluster volumes (CSI) are not supported" in answer.message
     assert engine.request("POST", "/v1.41/volumes/create", body).status == 201

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -304,15 +305,18 @@ async def test_goodbye_and_barred(tmp_path: Path) -> None:
         await here.until("barred at the beginning", lambda: "this node was removed" in here.barred)
 
 
-async def test_a_renewed_certificate_needs_a_new_session(tmp_path: Path) -> None:
+async def test_a_renewed_certificate_needs_a_new_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with site(tmp_path) as here:
         here.agent.start()
         await here.until("begun", lambda: not here.agent.reason)
         here.agent.renewed()
         await here.manager.session(2)
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING], "it is no fault"
 
 
-async def test_a_node_that_is_not_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_is_not_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(module, "DESCRIPTION_TIME", 0.1)
     async with site(tmp_path) as here:
         here.agent.start()
@@ -323,6 +327,7 @@ async def test_a_node_that_is_not_as_it_was(tmp_path: Path, monkeypatch: pytest.
         await here.manager.session(2)
         names = [plugin.name for plugin in here.manager.hellos[1].description.engine.plugins]
         assert names == ["flocker", "local"]
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING], "it is no fault"
 
 
 async def test_terms_that_change(tmp_path: Path) -> None:

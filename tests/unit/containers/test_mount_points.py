@@ -187,7 +187,7 @@ def mount(**fields: Any) -> Mount:
         ({"Type": "image", "Target": "/x"}, 'invalid mount config for type "image": field Source must not be empty'),
         ({"Type": "image", "Source": "i", "Target": "/x", "TmpfsOptions": {}}, "field TmpfsOptions must not be"),
         ({"Type": "volume", "Target": "/x", "ImageOptions": {}}, "field ImageOptions must not be specified"),
-        ({"Type": "cluster", "Source": "c", "Target": "/x"}, "needs a swarm"),
+        ({"Type": "cluster", "Source": "c", "Target": "/x"}, "cluster volumes (CSI) are not supported"),
         ({"Type": "tmpfs", "Source": "s", "Target": "/x"}, "field Source must not be specified"),
         ({"Type": "tmpfs", "Target": "/x", "TmpfsOptions": {"SizeBytes": -1}}, "SizeBytes must not be negative"),
         ({"Type": "tmpfs", "Target": "/x", "TmpfsOptions": {"Mode": 0o10000}}, "Mode must be a file mode"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import Config
-from engine.errors import Conflict, NotFound, Unavailable
+from engine.errors import Conflict, NotFound, Unimplemented
 from engine.events import EventLog
 from engine.plugins.discovery import Discovery
 from engine.plugins.registry import Plugins
@@ -170,10 +170,10 @@ def test_force(tmp_path: Path) -> None:
     with_volumes(tmp_path, work)
 
 
-def test_cluster_volumes_need_a_swarm(tmp_path: Path) -> None:
+def test_cluster_volumes_are_refused(tmp_path: Path) -> None:
     async def work(volumes: VolumeStore, events: EventLog) -> None:
         for spec in ({}, {"Group": "g"}):
-            with pytest.raises(Unavailable, match="ClusterVolumeSpec"):
+            with pytest.raises(Unimplemented, match=r"ClusterVolumeSpec.*not supported"):
                 await volumes.create(VolumeCreate(name="cluster", cluster_volume_spec=spec))
 
     with_volumes(tmp_path, work)
