@@ -45,9 +45,9 @@ def owner(transport: Any) -> str:
             found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             pid, uid, _ = _CREDENTIALS.unpack(found)
             return f"unix:{pid}/{uid}"
-    except OSError:
+        address = transport.get_extra_info("peername")
+    except (OSError, ValueError, AttributeError):  # uvloop asks a socket that it has not any more
         return ""
-    address = transport.get_extra_info("peername")
     return str(address[0]) if address else ""
 
 
@@ -58,6 +58,9 @@ def hung_up(transport: Any) -> bool | None:
     connection = transport.get_extra_info("socket")
     if connection is None or connection.family != socket.AF_UNIX:
         return None
+    descriptor = connection.fileno()
+    if descriptor < 0:
+        return True
     poll = select.poll()
-    poll.register(connection.fileno(), 0)
+    poll.register(descriptor, 0)
     return bool(poll.poll(0))

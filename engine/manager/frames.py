@@ -111,7 +111,11 @@ class Connection:
         dialled: bool,
         longest: int = LONGEST,
         most_requests: int = MOST_REQUESTS,
+        peer: str = "",
     ) -> None:
+        """`peer`: the peer's address, where it is known: a connection that has ended already, as
+        its peer has reset it, does not have it any more.
+        """
         self.reader, self.writer = reader, writer
         self.longest = longest
         self.most_requests = most_requests
@@ -127,25 +131,35 @@ class Connection:
         self._lines = 0
         """In the log, about messages of the peer."""
         writer.transport.set_write_buffer_limits(high=HIGH_WATER)
-        _watch_peer(writer.get_extra_info("socket"))
+        self._peer = _plain(peer) or self._address("peername")
+        self._local = self._address("sockname")
+        _watch_peer(self._known("socket"))
+
+    def _known(self, name: str) -> Any:
+        """What the transport knows; None when it has ended."""
+        with suppress(OSError, ValueError, AttributeError):  # uvloop asks a socket that is gone
+            return self.writer.get_extra_info(name)
+        return None
+
+    def _address(self, name: str) -> str:
+        found = self._known(name)
+        return _plain(found[0]) if isinstance(found, tuple) else ""
 
     @property
     def certificate(self) -> bytes | None:
         """The peer's certificate, DER, that TLS has verified; None without one."""
-        session = self.writer.get_extra_info("ssl_object")
+        session = self._known("ssl_object")
         return None if session is None else session.getpeercert(binary_form=True)
 
     @property
     def peer(self) -> str:
         """The peer's address without port; "" on a Unix socket."""
-        name = self.writer.get_extra_info("peername")
-        return _plain(name[0]) if isinstance(name, tuple) else ""
+        return self._peer
 
     @property
     def local(self) -> str:
         """The own address of this connection; "" on a Unix socket."""
-        name = self.writer.get_extra_info("sockname")
-        return _plain(name[0]) if isinstance(name, tuple) else ""
+        return self._local
 
     @property
     def backlog(self) -> int:
@@ -159,12 +173,12 @@ class Connection:
         """
         if self.closed.is_set():
             return 0.0
-        sock = self.writer.get_extra_info("socket")
+        sock = self._known("socket")
         if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
             return 0.0
         try:
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_RECEIVED.size)
-        except OSError:  # it has ended
+        except (OSError, ValueError):  # it has ended
             return 0.0
         since: tuple[int, int] = _LAST_RECEIVED.unpack(info)
         return min(since) / 1000
@@ -173,9 +187,9 @@ class Connection:
         """Have the kernel ask for an acknowledgement each second, so that `silence` shows a lost
         link. That costs the kernel a packet, and this process nothing.
         """
-        sock = self.writer.get_extra_info("socket")
+        sock = self._known("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            with suppress(OSError):
+            with suppress(OSError, ValueError):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
 
@@ -469,7 +483,7 @@ def _watch_peer(sock: Any) -> None:
     """
     if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in (
             (socket.TCP_KEEPIDLE, 15),

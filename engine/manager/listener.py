@@ -63,10 +63,10 @@ _log = logging.getLogger(__name__)
 class _Visit:
     """A connection from its acceptance on."""
 
-    __slots__ = ("address", "connection", "identity", "spoke", "task")
+    __slots__ = ("address", "connection", "host", "identity", "spoke", "task")
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, host: str) -> None:
+        self.host, self.address = host, _place(host)
         self.connection: Connection | None = None
         self.identity: Identity | None = None
         self.task: asyncio.Task[None] | None = None
@@ -157,7 +157,7 @@ class Listener:
                 self._tell("", f"a connection cannot be accepted: {error}")
                 await asyncio.sleep(0.05)
                 continue
-            visit = _Visit(_place(peer[0]))
+            visit = _Visit(peer[0])
             self._welcome(visit)
             visit.task = spawn(self._visit(visit, accepted), f"manager: connection of {peer[0]}")
 
@@ -245,6 +245,7 @@ class Listener:
             dialled=False,
             longest=frames.LONGEST if known else frames.UNIDENTIFIED_LONGEST,
             most_requests=frames.MOST_REQUESTS if known else STRANGER_REQUESTS,
+            peer=visit.host,
         )
 
     async def _converse(self, visit: _Visit, connection: Connection) -> None:

@@ -120,6 +120,28 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.001)
 
 
+def test_a_socket_that_has_gone_already() -> None:
+    """What is asked of it while it ends raises nothing. uvloop says "negative file descriptor"."""
+
+    async def test(made: Pair) -> None:
+        left, right = socket.socketpair()
+        left.close()
+        reader, writer = await streams(right)
+
+        def gone(name: str, default: Any = None) -> Any:
+            raise ValueError("negative file descriptor")
+
+        writer.get_extra_info = gone  # type: ignore[method-assign]
+        connection = Connection(reader, writer, ignore, dialled=False, peer="10.0.0.9")
+        connection.watch_closely()
+        assert (connection.peer, connection.local, connection.certificate) == ("10.0.0.9", "", None)
+        assert connection.silence == 0.0
+        connection.abort("test")
+        await connection.run()
+
+    run(test)
+
+
 # --- requests -------------------------------------------------------------------------------------
 
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import ssl
+import struct
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,11 +18,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 
 from engine.errors import Forbidden
 from engine.manager import frames, keys, listener, messages, records
 from engine.manager.ca import Authority, found
-from engine.manager.certificates import Root, Subject, new_root, request_key
+from engine.manager.certificates import MANAGER_NAME, Root, Subject, new_root, request_key
 from engine.manager.clock import SECOND
 from engine.manager.frames import Connection
 from engine.manager.identity import Identity
@@ -408,3 +411,32 @@ def test_addresses_that_count_as_one() -> None:
     assert place_of("10.0.0.1") == place_of("::ffff:10.0.0.1") != place_of("10.0.0.2")
     assert place_of("fd00::1") == place_of("fd00::2") != place_of("fd00:0:0:1::1")
     assert place_of("fe80::1%eth0") == "fe80::"
+
+
+def test_peers_that_reset_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """On the manager's own event loop, whose sockets have no address any more after their end."""
+    caplog.set_level(logging.INFO)
+
+    def reset(address: str, context: ssl.SSLContext | None, say: bytes) -> None:
+        host, port = address.rsplit(":", 1)
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as plain:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if context is None:
+                plain.sendall(say)
+            else:
+                with context.wrap_socket(plain, server_hostname=MANAGER_NAME) as peer:
+                    peer.sendall(say)
+
+    async def work() -> None:
+        async with place(tmp_path, strangers=3) as here:
+            context = here.anonymous()
+            for _ in range(10):
+                for given, say in ((None, b""), (None, b"x"), (context, b""), (context, b"\xff" * 8)):
+                    await asyncio.gather(*(asyncio.to_thread(reset, here.address, given, say) for _ in range(4)))
+            connection = await dial(here.address, context)
+            assert (await connection.ask(messages.FetchRoot())).body == b"served"
+            await connection.close()
+
+    uvloop.run(work())
+    assert not [each for each in caplog.records if each.exc_info], caplog.text
+    assert "a local process" not in caplog.text, "the address is kept"
