@@ -57,7 +57,9 @@ GIVE_BACK_LIMIT = 2.0
 LEAVE_LIMIT = 5.0
 """Seconds in which all are given back by a node that leaves."""
 AGAIN = 2.0
-"""Seconds until a removal that failed is tried again."""
+"""Seconds until what failed is tried again."""
+AT_ONCE = 32
+"""Attachments that are asked for again at a time."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,14 +89,18 @@ class Attaching:
         """Attachment by container and network."""
         self._ends: dict[str, asyncio.TimerHandle] = {}
         """Attachments whose container has left, until they are given back."""
-        self._returned: set[str] = set()
+        self._returned: dict[str, None] = {}
         """Attachments that are given back as soon as a manager answers."""
         self._returning: asyncio.Task[None] | None = None
         self._outdated: dict[str, bool] = {}
         """Attachments that are asked for again: True if the managers have lost them, False if they
         know the container under another name.
         """
-        self._renewing: asyncio.Task[None] | None = None
+        self._renewing: dict[str, asyncio.Task[None]] = {}
+        """By attachment: each is tried by itself, as one may fail for ever, or its container be
+        busy for long.
+        """
+        self._asking = asyncio.Semaphore(AT_ONCE)
         self._lends = False
         """This node is part of a swarm, and does not leave it."""
         self._connection: Connection | None = None
@@ -119,7 +125,7 @@ class Attaching:
         for attachment, row in self._all.items():
             container = self._parts.containers.find(row.container)
             if container is None or (container.running and not _is_on(container, row.network)):
-                self._returned.add(attachment)
+                self._returned[attachment] = None
             elif not container.running:
                 self._end_later(attachment, BOOT_LINGER)
 
@@ -151,7 +157,7 @@ class Attaching:
         for handle in self._ends.values():
             handle.cancel()
         self._ends.clear()
-        for each in (self._returning, self._renewing):
+        for each in (self._returning, *self._renewing.values()):
             if each is not None:
                 await cancelled(each)
 
@@ -326,7 +332,7 @@ class Attaching:
 
     def _keep(self, attachment: str) -> None:
         """Its container uses it."""
-        self._returned.discard(attachment)
+        self._returned.pop(attachment, None)
         handle = self._ends.pop(attachment, None)
         if handle is not None:
             handle.cancel()
@@ -338,7 +344,7 @@ class Attaching:
     def _return(self, attachment: str) -> None:
         """Give it back when a manager can be asked."""
         self._ends.pop(attachment, None)
-        self._returned.add(attachment)
+        self._returned[attachment] = None
         self._give_back()
 
     def _give_back(self) -> None:
@@ -353,6 +359,8 @@ class Attaching:
                     await self._end(attachment)
                 except (EngineError, TimeoutError, ConnectionError) as error:
                     _log.warning("attachment %s cannot be given back yet: %s", attachment, error)
+                    del self._returned[attachment]
+                    self._returned[attachment] = None  # others come first now
                     await asyncio.sleep(AGAIN)
         finally:
             self._returning = None
@@ -360,13 +368,14 @@ class Attaching:
     # --- what is asked for again ------------------------------------------------------------------
 
     def _renew(self) -> None:
-        if self._renewing is None and self._outdated and self._connection is not None and self._lends:
-            self._renewing = spawn(self._renew_all(), "swarm: attachments that are asked for again")
+        if self._connection is not None and self._lends:
+            for attachment in self._outdated.keys() - self._renewing.keys():
+                work = self._renew_until_done(attachment)
+                self._renewing[attachment] = spawn(work, f"swarm: attachment {attachment} is asked for again")
 
-    async def _renew_all(self) -> None:
+    async def _renew_until_done(self, attachment: str) -> None:
         try:
-            while self._outdated and self._connection is not None and self._lends:
-                attachment = next(iter(self._outdated))
+            while attachment in self._outdated and self._connection is not None and self._lends:
                 row = self._all.get(attachment)
                 container = None if row is None else self._parts.containers.find(row.container)
                 try:
@@ -377,7 +386,7 @@ class Attaching:
                     _log.warning("attachment %s cannot be asked for again yet: %s", attachment, error)
                     await asyncio.sleep(AGAIN)
         finally:
-            self._renewing = None
+            del self._renewing[attachment]
 
     async def _renew_one(self, attachment: str, row: AttachmentRow, container: Container) -> None:
         async with container.lock:
@@ -393,7 +402,8 @@ class Attaching:
                 network=row.network, container=row.container, name=name, aliases=row.aliases, address=row.address
             )
             try:
-                await self._attach(ask)
+                async with self._asking:
+                    await self._attach(ask)
                 return
             except (NotFound, NotAttachable, InvalidParameter) as error:
                 reason = error.message
@@ -408,14 +418,14 @@ class Attaching:
         handle = self._ends.pop(attachment, None)
         if handle is not None:
             handle.cancel()
-        self._returned.add(attachment)
+        self._returned[attachment] = None
         row = self._all.get(attachment)
         if row is not None and self._of.get((row.container, row.network)) == attachment:
             # never used again: without an answer, it may still be removed later
             del self._of[row.container, row.network]
         with contextlib.suppress(NotFound):
             await self._connection.ask(Detach(attachment=attachment), timeout=ATTACH_LIMIT)
-        self._returned.discard(attachment)
+        self._returned.pop(attachment, None)
         self._outdated.pop(attachment, None)
         if self._all.pop(attachment, None) is not None:
             await self._records.commit(self._rows.delete(attachment))

@@ -33,6 +33,8 @@ class Manager:
         self.attachments: dict[str, Attach] = {}
         self.asked = 0
         self.refusal: Exception | None = None
+        self.refuses: dict[str, Exception] = {}
+        """By the container of an attachment, or by the attachment that is removed."""
         self.gate = asyncio.Event()
         self.gate.set()
         self.sends_view = True
@@ -44,6 +46,8 @@ class Manager:
         await asyncio.sleep(0)
         if self.refusal is not None:
             raise self.refusal
+        if refusal := self.refuses.get(message.attachment if isinstance(message, Detach) else message.container):
+            raise refusal
         if isinstance(message, Detach):
             await self.removes.wait()
             self.attachments.pop(message.attachment, None)
@@ -60,6 +64,10 @@ class Manager:
         if self.sends_view:
             await self.networks.take(VIEWS)
         return Attached(attachment=key, network="n1", address=message.address or f"10.0.0.{self.asked + 1}")
+
+    def attached(self) -> set[str]:
+        """The containers."""
+        return {each.container for each in self.attachments.values()}
 
 
 class Site:
@@ -196,8 +204,7 @@ async def test_the_view_does_not_come() -> None:
     here.manager.sends_view = False
     with pytest.raises(ServerError, match="view"):
         await here.lend()
-    await asyncio.sleep(0.05)
-    assert not here.manager.attachments
+    await here.until(lambda: not here.manager.attachments)
     await here.close()
 
 
@@ -296,7 +303,7 @@ async def test_a_lost_one_is_not_used_by_the_next_start(monkeypatch: pytest.Monk
     here.attaching.lost()
     here.manager.attachments.clear()
     here.online("a1")
-    await here.until(lambda: here.attaching._renewing is None)
+    await here.until(lambda: not here.attaching._renewing)
     assert (await here.lend()).addresses == {4: IPv4Address("10.0.0.3")}
     await here.until(lambda: here.attaching.in_use() == ("a2",) and [*here.attaching._all] == ["a2"])
     assert [key for kind, key in here.records.all if kind == "swarm-attachment"] == ["a2"]
@@ -333,6 +340,42 @@ async def test_a_lost_one_is_asked_for_until_a_manager_answers(left: Left) -> No
     here.online("a1")
     await here.until(lambda: here.manager.attachments)
     assert not left
+    await here.close()
+
+
+async def test_one_that_fails_for_ever_holds_up_no_other(left: Left) -> None:
+    here = Site()
+    here.online()
+    for container in ("c1", "c2", "c3"):
+        await here.lend(container)
+        here.run(container)
+    here.attaching.lost()
+    here.manager.attachments.clear()
+    here.manager.refuses = {"c1": ServerError("no free address")}
+    async with here.containers["c2"].lock:  # as while it is stopped
+        here.online("a1", "a2", "a3")
+        await here.until(lambda: here.manager.attached() == {"c3"})
+    await here.until(lambda: here.manager.attached() == {"c2", "c3"})
+    here.manager.refuses = {}
+    await here.until(lambda: here.manager.attached() == {"c1", "c2", "c3"})
+    assert not left
+    await here.close()
+
+
+async def test_one_that_cannot_be_given_back_holds_up_no_other() -> None:
+    here = Site()
+    here.online()
+    for container in ("c1", "c2"):
+        await here.lend(container)
+    here.attaching.lost()
+    here.manager.refuses = {"a1": ServerError("it fails")}
+    for container in ("c1", "c2"):
+        here.attaching.release(container, "n1")
+    await asyncio.sleep(0.05)
+    here.online()
+    await here.until(lambda: here.manager.attached() == {"c1"})
+    here.manager.refuses = {}
+    await here.until(lambda: not here.manager.attachments)
     await here.close()
 
 
