@@ -147,7 +147,7 @@ class Process:
 
     async def _connect(self) -> Connection:
         """Connect to the process that runs, or to a new one."""
-        if not self._alive() and not self._adopt():
+        if not self._alive() and not await self._adopt():
             self._spawn()
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -156,7 +156,7 @@ class Process:
                     try:
                         return await client.dial_own(self._run)
                     except (ConnectionError, FileNotFoundError):
-                        if not self._alive() and not self._adopt():
+                        if not self._alive() and not await self._adopt():
                             raise await self._lost() from None
                     await asyncio.sleep(0.02)
             except TimeoutError:
@@ -200,7 +200,7 @@ class Process:
         """
         await self._unwatch()
         failure: EngineError | None = None
-        if self._alive() or self._adopt():
+        if self._alive() or await self._adopt():
             try:
                 await self._ask_to_stop(leave, force)
             except EngineError as error:
@@ -305,18 +305,21 @@ class Process:
         except OSError as error:
             raise ServerError(f"the manager's process cannot be started: {reason(error)}") from error
 
-    def _adopt(self) -> bool:
+    async def _adopt(self) -> bool:
         """Find the process that an earlier daemon has started. Returns False if none runs."""
-        for pid in (_holder(self._run / PID_FILE), *_processes(self._program, self._root)):
-            if pid:
-                with contextlib.suppress(OSError):
-                    descriptor = os.pidfd_open(pid)
-                    if pid == _holder(self._run / PID_FILE) or pid in _processes(self._program, self._root):
-                        self._forget()
-                        self._pidfd = descriptor
-                        return True
-                    os.close(descriptor)
+        for pid in await asyncio.to_thread(self._candidates):
+            with contextlib.suppress(OSError):
+                descriptor = os.pidfd_open(pid)
+                if pid == _holder(self._run / PID_FILE) or _manages(pid, self._program, self._root):
+                    self._forget()
+                    self._pidfd = descriptor
+                    return True
+                os.close(descriptor)
         return False
+
+    def _candidates(self) -> list[int]:
+        holder = _holder(self._run / PID_FILE)
+        return ([holder] if holder else []) + _processes(self._program, self._root)
 
     def _alive(self) -> bool:
         return self._pidfd >= 0 and not _readable(self._pidfd)
@@ -394,15 +397,18 @@ def _holder(path: Path) -> int:
 
 
 def _processes(program: str, root: Path) -> list[int]:
-    """Pids of managers of this directory: one that has just been started holds no lock yet."""
+    """Pids of managers of this directory: one that has just been started holds no lock yet. Reads
+    all of /proc: call it in a thread.
+    """
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal() and _manages(int(name), program, root)]
+
+
+def _manages(pid: int, program: str, root: Path) -> bool:
     mark = b"\0" + b"\0".join(os.fsencode(word) for word in (program, "--root", root)) + b"\0"
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            with contextlib.suppress(OSError):
-                if mark in Path(f"/proc/{name}/cmdline").read_bytes():
-                    found.append(int(name))
-    return found
+    try:
+        return mark in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _readable(descriptor: int) -> bool:

@@ -368,7 +368,7 @@ class NodeNetworks:
         if new:
             await self._records.commit(*(self._row_of(network) for network in new))
         for network in self._all.values():
-            if network.changed or self._wanted(network) != (network.found is not None):
+            if network.gone or network.changed or self._wanted(network) != (network.found is not None):
                 self._wake(network)
         self._changed.set()
         self._changed = asyncio.Event()
@@ -781,13 +781,15 @@ class NodeNetworks:
             self._saving = spawn(self._save_later(), "swarm: views of networks on disk")
 
     async def _save_later(self) -> None:
-        while self._unsaved:
-            await asyncio.sleep(SAVE_PAUSE)
-            try:
-                await self._save()
-            except ServerError as error:
-                _log.error("the swarm's networks cannot be written; trying again: %s", error.message)
-        self._saving = None
+        try:
+            while self._unsaved:
+                await asyncio.sleep(SAVE_PAUSE)
+                try:
+                    await self._save()
+                except ServerError as error:
+                    _log.error("the swarm's networks cannot be written; trying again: %s", error.message)
+        finally:
+            self._saving = None
 
     async def _save(self) -> None:
         unsaved, self._unsaved = self._unsaved, {}

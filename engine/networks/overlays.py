@@ -438,7 +438,7 @@ class Overlays:
             _log.warning("network %s: open connections to containers that have gone: %s", known.name, error)
 
     def _soon(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
+        task = spawn(work, "swarm: connections to endpoints that have gone")
         self._forgetting.add(task)
         task.add_done_callback(self._forgetting.discard)
 

@@ -37,6 +37,7 @@ from engine.logs.deliveries import Delivery, Key
 from engine.shipper.destination import Destination, describe
 from engine.shipper.feed import Feed
 from engine.shipper.senders import destination as make_destination
+from engine.system.tasks import spawn
 
 _log = logging.getLogger("engine.shipper")
 
@@ -387,7 +388,7 @@ class Shipper:
                     del self.destinations[key]
                     if each.error:
                         self._report("forgotten", each)
-                    task = asyncio.get_running_loop().create_task(each.end(orderly=True))
+                    task = spawn(each.end(orderly=True), f"shipper: the end of {each.driver} to {each.address}")
                     self._background.add(task)
                     task.add_done_callback(self._background.discard)
             if self.board.replaced:

@@ -8,6 +8,7 @@ import errno
 import os
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -126,6 +127,28 @@ def test_a_later_daemon_adopts_it(place: Place) -> None:
         assert place.alive() == []
 
     run(test)
+
+
+def test_all_processes_are_looked_at_in_a_thread(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes 0.1 s where there are 10,000."""
+    threads: list[str] = []
+    found = process._processes
+
+    def looking(program: str, root: Path) -> list[int]:
+        threads.append(threading.current_thread().name)
+        return found(program, root)
+
+    async def test() -> None:
+        first = place.process()
+        await first.begin(begin())
+        await first.detach()
+        await place.process().stop()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "_processes", looking)
+        run(test)
+    assert len(threads) > 1 and threading.current_thread().name not in threads
+    assert place.alive() == []
 
 
 def test_it_is_started_again_when_it_dies(place: Place) -> None:

@@ -105,6 +105,34 @@ async def test_a_view_becomes_routes_backends_and_names() -> None:
     await here.networks.close()
 
 
+async def test_an_ingress_network_that_was_never_made_here_goes() -> None:
+    here = Site()
+    await here.take(Views(whole=True, of=(View(network="ingress", definition=INGRESS, nodes=NODES),)))
+    assert not here.overlays.adopted and len(here.networks) == 1
+    await here.take(Views(of=(View(network="ingress", gone=True),)))
+    await here.until(lambda: not len(here.networks))
+    await here.until(lambda: not here.records.all)
+    await here.networks.close()
+
+
+async def test_saving_goes_on_after_any_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Site()
+    await here.take(whole(task(3)))
+    await here.until(lambda: here.networks._saving is None)
+    row = NodeNetworks._changed_row
+
+    def failing(*_: object) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(NodeNetworks, "_changed_row", failing)
+    await here.networks.take(change(endpoints=(task(4),)))
+    await here.until(lambda: here.networks._saving is None)
+    monkeypatch.setattr(NodeNetworks, "_changed_row", row)
+    await here.networks.take(change(endpoints=(task(5),)))
+    await here.until(lambda: {("swarm-endpoint", f"net/t{number}") for number in (3, 4, 5)} <= here.records.all.keys())
+    await here.networks.close()
+
+
 async def test_changes_cost_what_they_change() -> None:
     here = Site()
     await here.take(whole(*(task(number) for number in range(3, 200))))

@@ -131,6 +131,8 @@ def test_tasks_without_spawn_are_awaited_by_their_maker() -> None:
                     else:
                         uses = [each for each in ast.walk(function) if isinstance(each, ast.Name) and each.id == text]
                         assert any(isinstance(each.ctx, ast.Load) for each in uses), f"{where}: {text} is not used"
+                        kept_alone = re.search(rf"\b{text}\.add_done_callback\(\S+\.discard\)", ast.unparse(function))
+                        assert kept_alone is None, f"{where}: its failure is lost"
     assert kept == KEPT.keys()
 
 
