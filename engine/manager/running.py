@@ -154,6 +154,7 @@ class Running:
             node=begin.node,
             authority=authority,
             guard=self.joining.members.why_not,
+            expel=self.joining.members.remove,
             peers=self.dispatcher.nodes_on,
         )
         listener = Listener(self._credentials, self._authority, self._serve, self.dispatcher.disconnected)

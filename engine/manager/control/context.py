@@ -36,6 +36,8 @@ CHOOSING = 2.0
 
 Guard = Callable[[str], Awaitable[str]]
 """Whether the etcd member of a node may be removed: "", or why not."""
+Expel = Callable[[str], Awaitable[None]]
+"""Removes the etcd member of a node, if it has one. Raises EngineError."""
 Peers = Callable[[str], Iterable[str]]
 """The nodes with endpoints on a network."""
 
@@ -49,6 +51,7 @@ class Context(msgspec.Struct, frozen=True):
     """This manager's node."""
     authority: Authority
     guard: Guard
+    expel: Expel
     peers: Peers
     old: bool = False
     """The cache may be old: etcd does not answer."""

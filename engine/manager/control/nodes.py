@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from engine import times
+from engine.errors import EngineError
 from engine.manager import roots
 from engine.manager.ca import tls_info
 from engine.manager.certificates import digest
@@ -192,20 +193,23 @@ async def _check_demotion(context: Context, node: str) -> list[Compare]:
 
 
 async def remove(context: Context, call: Call) -> bytes:
-    """The node's id is barred until every certificate that was made for it has expired."""
+    """The node's id is barred until every certificate that was made for it has expired. One that
+    was just demoted may still have its etcd member, which goes first: the node ends when it finds
+    itself barred, and must not count for the quorum then.
+    """
     store, now = context.store, context.clock.now()
     entry = find_node(store, call.name)
     data = store.get(NODE_DATA, entry.key)
-    is_manager = store.get(MANAGERS, entry.key) is not None or (
-        data is not None and data.record.role == Role.MANAGER and data.record.state == NodeState.READY
-    )
-    if entry.record.role == Role.MANAGER or is_manager:
-        raise Precondition(
-            f"node {entry.key} is a cluster manager and is a member of the consensus group. "
-            "It must be demoted to worker before removal"
-        )
+    consensus = f"node {entry.key} is a cluster manager and is a member of the consensus group"
+    if entry.record.role == Role.MANAGER:
+        raise Precondition(f"{consensus}. It must be demoted to worker before removal")
     if not call.query.get("force") and data is not None and data.record.state == NodeState.READY:
         raise Precondition(f"node {entry.key} is not down and can't be removed")
+    if store.get(MANAGERS, entry.key) is not None or (data is not None and data.record.role == Role.MANAGER):
+        try:
+            await context.expel(entry.key)
+        except EngineError as error:
+            raise Precondition(f"{consensus}, which it cannot leave yet: {error.message}") from error
     changes: list[Change] = [
         Delete(NODES, entry.key),
         Delete(NODE_DATA, entry.key),

@@ -17,7 +17,7 @@ from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unava
 from engine.manager.ca import Authority
 from engine.manager.clock import Clock
 from engine.manager.control import events, networks, nodes, services, swarm, tasks
-from engine.manager.control.context import Context, Guard, Peers, Precondition
+from engine.manager.control.context import Context, Expel, Guard, Peers, Precondition
 from engine.manager.control.data import CONFIG, SECRET
 from engine.manager.frames import Connection
 from engine.manager.messages import Call, Done, Watch
@@ -72,6 +72,10 @@ async def _unguarded(node: str) -> str:
     return ""
 
 
+async def _no_member(node: str) -> None:
+    pass
+
+
 def _no_peers(network: str) -> tuple[str, ...]:
     return ()
 
@@ -79,7 +83,8 @@ def _no_peers(network: str) -> tuple[str, ...]:
 class Control:
     """Carries out the verbs at one manager.
 
-    `guard(node)` returns why the etcd member of a node cannot be removed now, or "".
+    `guard(node)` returns why the etcd member of a node cannot be removed now, or "". `expel(node)`
+    removes it.
     `peers(network)` returns the nodes with endpoints on it.
     """
 
@@ -91,11 +96,12 @@ class Control:
         node: str,
         authority: Authority,
         guard: Guard = _unguarded,
+        expel: Expel = _no_member,
         peers: Peers = _no_peers,
     ) -> None:
         self._store = store
         self._clock = clock
-        self._context = Context(store, clock, node, authority, guard, peers)
+        self._context = Context(store, clock, node, authority, guard, expel, peers)
 
     async def call(self, message: Call) -> Done:
         """Raises the kind of `errors` that the request is refused with."""

@@ -116,7 +116,7 @@ async def list_all(context: Context, call: Call) -> bytes:
         if by_service:
             service = store.record(SERVICES, task.service)
             spec = service.spec if service is not None else _spec(store, task)
-            if spec is None or not name_starts(spec.name) or not has_labels(spec.labels):
+            if spec is None or not name_starts(task_name(store, key, task)) or not has_labels(spec.labels):
                 return None
             if "_up-to-date" in found and not _is_up_to_date(store, task):
                 return None

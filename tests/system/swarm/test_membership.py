@@ -388,3 +388,7 @@ def test_killed_in_promotion_and_demotion(what: str, hosts: list[Node]) -> None:
         until("it is a worker", lambda: role_and_state(first, second) == ("worker", "ready", ""), 60)
         until("no member is left", lambda: not (second.root / "swarm" / "etcd").exists())
     assert first.swarm_info()["Managers"] == 2
+    # removed at once: its member goes first, so that the last manager keeps its quorum
+    first.update_node(third.node_id, Role="worker")
+    first.ask("DELETE", f"/nodes/{third.node_id}?force=1")
+    assert first.swarm_info()["Managers"] == 1 and len(first.nodes()) == 2

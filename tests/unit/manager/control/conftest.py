@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.errors import WrongState
 from engine.manager import networks
 from engine.manager.ca import Authority, found
 from engine.manager.control.table import Control
@@ -38,12 +39,24 @@ class Swarm:
         self.store, self.clock = store, clock
         self.unsafe = ""
         """Why no member can be removed; "" when they can."""
+        self.expelled: list[str] = []
         self.control = Control(
-            store, clock, node=NODE, authority=Authority(store, clock), guard=self._guard, peers=self._peers
+            store,
+            clock,
+            node=NODE,
+            authority=Authority(store, clock),
+            guard=self._guard,
+            expel=self._expel,
+            peers=self._peers,
         )
 
     async def _guard(self, node: str) -> str:
         return self.unsafe
+
+    async def _expel(self, node: str) -> None:
+        if self.unsafe:
+            raise WrongState(self.unsafe)
+        self.expelled.append(node)
 
     def _peers(self, network: str) -> set[str]:
         tasks = [entry.record for entry in self.store.all(TASKS).values()]

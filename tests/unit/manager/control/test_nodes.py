@@ -214,10 +214,24 @@ async def test_managers_are_not_removed(swarm: Swarm) -> None:
         await swarm.nodes_remove(promoted, force=True)
     demoted = await swarm.node("w2", certificate=Role.MANAGER, state=NodeState.DOWN)
     await swarm.store.commit([Put(MANAGERS, demoted, ManagerPresence(address="10.0.0.3:2377", member=3))])
-    with pytest.raises(Precondition, match="must be demoted"):
+    swarm.unsafe = "1 of 2 managers reachable"
+    with pytest.raises(Precondition, match=r"cannot leave yet: 1 of 2 managers reachable"):
         await swarm.nodes_remove(demoted, force=True)
-    await swarm.store.commit([Delete(MANAGERS, demoted)])
+    assert swarm.store.get(NODES, demoted) is not None
+    swarm.unsafe = ""
     await swarm.nodes_remove(demoted)
+    assert swarm.expelled == [demoted] and swarm.store.get(NODES, demoted) is None
+
+
+async def test_a_manager_that_was_just_demoted_is_removed(swarm: Swarm) -> None:
+    """Its certificate is still a manager's, and it is a member."""
+    await swarm.found()
+    demoted = await swarm.node("w1", certificate=Role.MANAGER)
+    with pytest.raises(Precondition, match="is not down"):
+        await swarm.nodes_remove(demoted)
+    assert swarm.expelled == []
+    await swarm.nodes_remove(demoted, force=True)
+    assert swarm.expelled == [demoted] and swarm.store.get(NODES, demoted) is None
 
 
 async def test_bars_end(swarm: Swarm) -> None:
