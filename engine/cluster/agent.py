@@ -293,7 +293,10 @@ class Agent:
         failing = self._own_failed and time.monotonic() - self._own_failed > OWN_LIMIT
         self._at_own = own and not (failing and others and self._order % 2)
         if self._at_own:
-            return await client.dial_own(identity.socket.parent, self._serve)
+            try:
+                return await client.dial_own(identity.socket.parent, self._serve)
+            except (FileNotFoundError, ConnectionRefusedError) as error:
+                raise ServerError("the manager of this node does not serve yet") from error
         if not others:
             raise ServerError("no manager of the swarm is known")
         peer = others[(self._order // 2 if own else self._order) % len(others)]

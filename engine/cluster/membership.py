@@ -59,6 +59,10 @@ START_WAIT = 5.0
 """Seconds that a request waits for a manager's process that is just being started again."""
 LEAVE_LIMIT = 10.0
 """Seconds that a leave waits for a manager's process which has to be started for it."""
+INFO_WAIT = 5.0
+"""Seconds after the daemon's start in which /info waits for a manager that is just being started:
+it would show a node that manages nothing otherwise.
+"""
 UNREACHABLE_TRIES = 3
 """Tries to join before the request fails because no manager answers."""
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
@@ -132,6 +136,7 @@ class Membership:
         self._renewal: tuple[Certificate | None, float] = None, 0.0
         """The certificate, and the time at which it is renewed, in seconds since the epoch."""
         self._renewal_pauses = _Pauses()
+        self._patient_until = 0.0
         self._trouble = ""
         """Why the present step does not get on; "" when it does."""
         self._steps: dict[Phase, Callable[[], Awaitable[Verb]]] = {
@@ -196,6 +201,8 @@ class Membership:
 
     async def info(self) -> dict[str, Any]:
         """The fields of Swarm in /info."""
+        if self.is_manager:
+            await self._settled()
         state = self._state
         shown: dict[str, Any] = {
             "NodeID": state.node,
@@ -208,8 +215,20 @@ class Membership:
         if not self.is_manager:
             return shown
         if not self._process.serves:
-            return shown | {"Error": self._process.trouble or shown["Error"]}
+            why = state.error or self._process.trouble or self._trouble or "the manager of this node is still starting"
+            return shown | {"Error": why}
         return shown | await requests.info(await self._process.connection(0), shown["Error"])
+
+    async def _settled(self) -> None:
+        """Just after the daemon's start, wait until the manager serves, and this node's agent has a
+        session.
+        """
+        patience = self._patient_until - time.monotonic()
+        if patience > 0 and not self._process.trouble:
+            with contextlib.suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(patience):
+                    await self._process.connection(patience)
+                    await self._registered.wait()
 
     # --- the daemon's life ------------------------------------------------------------------------
 
@@ -225,6 +244,7 @@ class Membership:
 
     def start(self) -> None:
         """Take up what the daemon before has left."""
+        self._patient_until = time.monotonic() + INFO_WAIT
         # In memory: the step itself is what is carried out again after a crash.
         self._state = msgspec.structs.replace(self._state, phase=following(self.phase, Verb.BOOT))
         self._drive()

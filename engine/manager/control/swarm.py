@@ -28,13 +28,14 @@ def _entry(context: Context) -> Entry[Cluster]:
 def cluster_info(context: Context, entry: Entry[Cluster]) -> ClusterInfo:
     """The document of the swarm without its tokens."""
     cluster = entry.record
+    config = msgspec.structs.replace(cluster.spec.ca_config, signing_ca_cert="")  # as in swarmkit
     pools, size = networks.pools(cluster)
     return ClusterInfo(
         id=cluster.id,
         version=Version(entry.revision),
         created_at=times.rfc3339(cluster.created),
         updated_at=times.rfc3339(cluster.updated),
-        spec=cluster.spec,
+        spec=msgspec.structs.replace(cluster.spec, ca_config=config),
         tls_info=_tls_info(cluster),
         root_rotation_in_progress=roots.changing(cluster),
         default_addr_pool=list(map(str, pools)),

@@ -8,7 +8,7 @@ import shutil
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -188,6 +188,32 @@ def test_a_failed_init_leaves_nothing(world: World) -> None:
         world.trouble = None
         await daemon.init(init_request())
         assert daemon.is_manager
+
+    run(test)
+
+
+def test_info_waits_for_a_manager_that_is_just_being_started(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that have seen the engine's socket would take the node for a worker."""
+
+    async def connection(self: Any, seconds: float) -> Any:
+        await until(lambda: self.serves)
+        return self
+
+    async def answer(connection: Any, trouble: str) -> dict[str, Any]:
+        return {"Error": trouble}
+
+    async def test() -> None:
+        await world.start().init(init_request())
+        again = await world.restart(manager_too=True)
+        with monkeypatch.context() as patched:
+            patched.setattr(type(again._process), "connection", connection)
+            patched.setattr(membership.requests, "info", answer)
+            shown = await again.info()
+        assert shown["ControlAvailable"] and not shown["Error"], shown
+        world.trouble = ServerError("etcd does not start")
+        monkeypatch.setattr(membership, "INFO_WAIT", 0.0)
+        shown = await (await world.restart(manager_too=True)).info()
+        assert not shown["ControlAvailable"] and "still starting" in shown["Error"], shown
 
     run(test)
 

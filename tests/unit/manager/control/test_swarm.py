@@ -10,7 +10,7 @@ import pytest
 
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unimplemented, WrongState
 from engine.manager import roots
-from engine.manager.certificates import digest
+from engine.manager.certificates import digest, new_root
 from engine.manager.control import validate
 from engine.manager.control.context import OutOfSequence
 from engine.manager.control.table import VERBS
@@ -214,6 +214,23 @@ async def test_issuers_of_nodes(swarm: Swarm) -> None:
     assert (await swarm.nodes_inspect(renewed))["Description"]["TLSInfo"] == second["TLSInfo"]
     await swarm.swarm_update(body=body | {"CAConfig": {"ForceRotate": 2}}, version=second["Version"]["Index"])
     assert (await swarm.nodes_inspect(renewed))["Description"]["TLSInfo"] == second["TLSInfo"], "an abandoned one"
+
+
+async def test_a_root_of_the_operator_is_not_shown(swarm: Swarm) -> None:
+    """The settings that a client has read and sends again leave the CA as it is."""
+    await swarm.found()
+    pem, key = new_root(swarm.clock.now())
+    before = await swarm.swarm_inspect()
+    body = before["Spec"] | {"CAConfig": {"SigningCACert": pem, "SigningCAKey": key}}
+    await swarm.swarm_update(body=body, version=before["Version"]["Index"])
+    shown = await swarm.swarm_inspect()
+    for settings in (shown["Spec"], (await swarm.call("info"))["Cluster"]["Spec"]):
+        assert not {"SigningCACert", "SigningCAKey"} & settings["CAConfig"].keys()
+    cluster = swarm.store.record(CLUSTER)
+    assert cluster is not None and cluster.rotation == pem
+    await swarm.swarm_update(body=shown["Spec"], version=shown["Version"]["Index"])
+    again = swarm.store.record(CLUSTER)
+    assert again is not None and (again.root, again.rotation) == (cluster.root, pem)
 
 
 async def test_info(swarm: Swarm) -> None:
