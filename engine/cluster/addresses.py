@@ -3,15 +3,19 @@
 ListenAddr, AdvertiseAddr and DataPathAddr are `IP`, `IP:port`, `interface` or `interface:port`.
 Without an AdvertiseAddr it is the only global address of the host's devices, as in dockerd; an
 address behind NAT is never guessed. A host without such an address may have one on a link of
-another kind (`_RANKS`), but not on the engine's own networks.
+another kind (`_RANKS`), but not on the engine's own networks. An address that was given, and is
+none of this host's, leads here by NAT. VXLAN needs an address of the host, so the data path has
+another one then: the one that is listened on, or else that of the default route.
 
-Pure, but for `of_host`, which asks the kernel.
+Pure, but for `of_host` and `outgoing`, which ask the kernel.
 Raises:  InvalidParameter that names the field and its value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import socket
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -53,6 +57,16 @@ def of_host() -> list[HostAddress]:
     return found
 
 
+def outgoing() -> list[IPAddress]:
+    """The addresses of the host that the default routes use, IPv4 first."""
+    found: list[IPAddress] = []
+    for family, anywhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((anywhere, 9))  # sends nothing
+            found.append(ipaddress.ip_address(probe.getsockname()[0]))
+    return found
+
+
 class Chosen(NamedTuple):
     """host:port of each; "" for what managers tell."""
 
@@ -69,8 +83,10 @@ def choose(
     own_links: Collection[str],
     *,
     must_advertise: bool,
+    outgoing: Sequence[IPAddress] = (),
 ) -> Chosen:
     """Resolve the addresses of a request. `own_links`: interfaces of the engine's own networks.
+    `outgoing`: addresses of the default routes.
 
     Without `must_advertise` (a join) the advertised address may stay open: the manager tells the
     address that it sees.
@@ -78,7 +94,7 @@ def choose(
     bound, port = _resolve("ListenAddr", listen, host)
     if not bound.is_unspecified:
         _check_own("ListenAddr", listen, bound, host)
-    shown = ""
+    shown = data = ""
     if advertise:
         wanted, its_port = _resolve("AdvertiseAddr", advertise, host, port)
         if wanted.is_unspecified or wanted.is_multicast:
@@ -86,14 +102,13 @@ def choose(
                 f"AdvertiseAddr {advertise!r}: advertise address must be a non-zero IP address or network interface "
                 "(with optional port number)"
             )
-        if bound.is_unspecified:
-            _check_own("AdvertiseAddr", advertise, wanted, host, f" With the ListenAddr {listen!r} it must be one.")
         shown = joined(str(wanted), its_port)
+        if not _is_own(wanted, host):
+            data = str(_behind(bound, host, own_links, outgoing) if not data_path else "")
     elif not bound.is_unspecified:
         shown = joined(str(bound), port)
     elif must_advertise:
         shown = joined(str(_only(host, own_links)), port)
-    data = ""
     if data_path:
         wanted, _ = _resolve("DataPathAddr", data_path, host)
         if wanted.is_unspecified:
@@ -132,10 +147,22 @@ def _resolve(field: str, text: str, host: Sequence[HostAddress], port: int = POR
     )
 
 
-def _check_own(field: str, text: str, address: IPAddress, host: Sequence[HostAddress], hint: str = "") -> None:
-    if address.is_loopback or any(each.address == address for each in host):
-        return
-    raise InvalidParameter(f"{field} {text!r}: {address} is not an address of this host.{hint}")
+def _is_own(address: IPAddress, host: Sequence[HostAddress]) -> bool:
+    return address.is_loopback or any(each.address == address for each in host)
+
+
+def _check_own(field: str, text: str, address: IPAddress, host: Sequence[HostAddress]) -> None:
+    if not _is_own(address, host):
+        raise InvalidParameter(f"{field} {text!r}: {address} is not an address of this host.")
+
+
+def _behind(
+    bound: IPAddress, host: Sequence[HostAddress], own_links: Collection[str], outgoing: Sequence[IPAddress]
+) -> IPAddress:
+    """The address of this host that NAT leads an external one to. Raises InvalidParameter."""
+    if not bound.is_unspecified:
+        return bound
+    return next((address for address in outgoing if _is_own(address, host)), None) or _only(host, own_links)
 
 
 _RANKS = {"": 0, "bridge": 2} | dict.fromkeys(

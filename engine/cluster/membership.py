@@ -412,6 +412,7 @@ class Membership:
 
     async def _addresses(self, request: InitRequest | JoinRequest, *, must_advertise: bool) -> addresses.Chosen:
         host = await asyncio.to_thread(addresses.of_host)
+        outgoing = await asyncio.to_thread(addresses.outgoing)
         return addresses.choose(
             request.listen_addr or ("" if must_advertise else f"0.0.0.0:{PORT}"),
             request.advertise_addr,
@@ -419,6 +420,7 @@ class Membership:
             host,
             self._own_links(),
             must_advertise=must_advertise,
+            outgoing=outgoing,
         )
 
     def _own_links(self) -> set[str]:

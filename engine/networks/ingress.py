@@ -26,7 +26,8 @@ client ── any node: port 80 → slot → task's address on the ingress netwo
   nowhere. They are deleted when the first task is ready, or else a client that keeps sending would
   never reach it.
 - Packets from the node's own loopback and from containers behind it get the node's address, since
-  their own addresses mean nothing to other nodes.
+  their own addresses mean nothing to other nodes. If that is an address of the loopback, as of a
+  swarm of this host alone, they keep the one of the link: tasks drop packets from 127.0.0.0/8.
 
 A socket is bound to each port as for containers (`ports.Listeners`), so that no other program gets
 it. Where a program has it, other nodes serve the port.
@@ -163,10 +164,12 @@ table inet {table} {{
     }}
     chain sources {{
         type nat hook postrouting priority srcnat; policy accept;
-        iifname "{uplink}" ip saddr 169.254.0.0/16 ip daddr {subnet} snat ip to {own}
+        {sources}
     }}
 }}
 """
+
+_SOURCES = 'iifname "{uplink}" ip saddr 169.254.0.0/16 ip daddr {subnet} snat ip to {own}'
 
 _EGRESS = """
 add table netdev {table}
@@ -311,6 +314,7 @@ class Ingress:
 
     def _complete_rules(self, kernel: NftSocket) -> bool:
         names = {"table": TABLE, "vxlan": VXLAN, "uplink": UPLINK, "subnet": self._subnet, "own": self._own}
+        names["sources"] = "" if self._own.is_loopback else _SOURCES.format(**names)
         changed = False
         if not self._layouts.get(INET) or kernel.layout(TABLE) != self._layouts[INET]:
             sysctls.write(_LIBERAL)

@@ -353,7 +353,7 @@ def test_init_and_leave() -> None:
             ({"AdvertiseAddr": NET}, "ListenAddr"),
             ({"ListenAddr": "nonsense:99999"}, "99999"),
             ({"ListenAddr": "0.0.0.0:2377", "AdvertiseAddr": "no-such-link"}, "no-such-link"),
-            ({"ListenAddr": "0.0.0.0:2377", "AdvertiseAddr": "192.0.2.1"}, "192.0.2.1"),
+            ({"ListenAddr": "0.0.0.0:2377", "AdvertiseAddr": "224.0.0.1"}, "224.0.0.1"),
             ({"ListenAddr": "0.0.0.0", "Spec": {"Name": "mine"}}, "mine"),
             ({"ListenAddr": "0.0.0.0", "Availability": "asleep"}, "asleep"),
             ({"ListenAddr": "0.0.0.0", "DefaultAddrPool": ["x"]}, "x"),

@@ -376,6 +376,22 @@ def test_another_address_of_a_node(swarm: Swarm) -> None:
     assert host.ask("127.0.0.1", 80) == ("a", f"{NET}.50")
 
 
+def test_a_swarm_of_the_loopback_address(swarm: Swarm) -> None:
+    """Of this host alone. Its tasks would drop packets that come from 127.0.0.1."""
+    host = swarm.hosts[0]
+    swarm.task(host, "10.255.0.5").serve("a", 8080)
+    asking = host.container("10.255.0.6")
+    host.run(host.ingress.moved, IPv4Address("127.0.0.1"))
+    swarm.publish({("tcp", 80): (8080, ["10.255.0.5"]), ("udp", 53): (8080, ["10.255.0.5"])})
+    for port, udp in ((80, False), (53, True)):
+        assert host.ask("127.0.0.1", port, udp=udp)[0] == "a"
+        assert host.ask(str(host.address), port, udp=udp)[0] == "a"
+        for address in ("172.18.0.1", str(host.address)):
+            assert asking.ask(address, port, udp=udp)[0] == "a"
+    assert swarm.client.ask(str(host.address), 80) == ("a", CLIENT)
+    assert not host.run(host.ingress.mend)
+
+
 def test_a_port_without_tasks_refuses_connections(swarm: Swarm) -> None:
     swarm.publish({("tcp", 80): (8080, [])})
     with pytest.raises(ConnectionRefusedError):

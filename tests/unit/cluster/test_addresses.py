@@ -67,7 +67,6 @@ def test_chosen(listen: str, advertise: str, of: list[HostAddress], expected: tu
         ("0.0.0.0", "", host(), "could not find the system's IP address"),
         ("0.0.0.0", "", host(engined0="172.17.0.1"), "could not find the system's IP address"),
         ("0.0.0.0", "0.0.0.0", ONE, "AdvertiseAddr '0.0.0.0': advertise address must be a non-zero"),
-        ("0.0.0.0", "203.0.113.8", ONE, r"AdvertiseAddr '203.0.113.8': .* is not an address of this host"),
         ("203.0.113.8", "", ONE, "ListenAddr '203.0.113.8': .* is not an address of this host"),
         ("eth9", "", ONE, "ListenAddr 'eth9': .*no interface eth9"),
         ("0.0.0.0", "eth9:1", ONE, "AdvertiseAddr 'eth9:1': .*no interface eth9"),
@@ -124,14 +123,40 @@ def test_a_join_leaves_the_address_to_the_manager() -> None:
     assert chosen("eth1", of=TWO, must=False).advertise == "192.168.7.9:2377"
 
 
+@pytest.mark.parametrize(
+    ("listen", "data_path", "of", "outgoing", "expected"),
+    [
+        ("0.0.0.0", "", TWO, "192.168.7.9", "192.168.7.9"),
+        ("10.1.0.5", "", TWO, "192.168.7.9", "10.1.0.5"),
+        ("0.0.0.0", "eth0:1", host(eth0="10.1.0.5", eth1="192.168.7.9"), "192.168.7.9", "10.1.0.5"),
+        ("0.0.0.0", "", ONE, "", "10.1.0.5"),
+        ("[::]", "", host(eth0="2001:db8::5"), "2001:db8::5", "2001:db8::5"),
+    ],
+)
+def test_an_address_that_nat_leads_here(
+    listen: str, data_path: str, of: list[HostAddress], outgoing: str, expected: str
+) -> None:
+    routes = [ipaddress.ip_address(text) for text in outgoing.split()]
+    made = choose(listen, "203.0.113.9", data_path, of, OWN, must_advertise=True, outgoing=routes)
+    assert (made.advertise, made.data_path) == ("203.0.113.9:2377", expected)
+
+
+def test_an_address_that_nat_leads_to_an_unknown_one() -> None:
+    with pytest.raises(InvalidParameter, match="multiple addresses"):
+        choose("0.0.0.0", "203.0.113.9", "", TWO, OWN, must_advertise=True)
+
+
 def test_data_path() -> None:
+    assert chosen("0.0.0.0", "10.1.0.5").data_path == "", "as managers tell it"
     assert choose("0.0.0.0", "eth0", "eth1", TWO, OWN, must_advertise=True).data_path == "192.168.7.9"
     with pytest.raises(InvalidParameter, match="DataPathAddr 'x'"):
         choose("0.0.0.0", "eth0", "x", TWO, OWN, must_advertise=True)
 
 
 def test_of_this_host() -> None:
-    assert ("lo", ipaddress.ip_address("127.0.0.1")) in [each[:2] for each in addresses.of_host()]
+    found = addresses.of_host()
+    assert {each.address for each in found} >= set(addresses.outgoing())
+    assert ("lo", ipaddress.ip_address("127.0.0.1")) in [each[:2] for each in found]
 
 
 @given(st.ip_addresses(), st.integers(1, 65535))
