@@ -4,12 +4,16 @@ client's address, changes touch no task.
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.support import PATIENCE
 from tests.support.engine import packets
 from tests.support.engine.harness import until
 from tests.support.swarm.clusters import Cluster, Node
@@ -95,6 +99,87 @@ def test_udp(cluster: Cluster, first: Node) -> None:
 
             until("an answer", answer)
             assert {answer() for _ in range(16)} == {f"a {outside.address}", f"b {outside.address}"}
+
+
+class Datagrams:
+    """A client that keeps sending to a port of each node from one socket, while the block runs, and
+    keeps the last answers.
+    """
+
+    def __init__(self, cluster: Cluster, port: int) -> None:
+        self._sockets = {
+            node.address: packets.new_socket(cluster.outside().place, socket.SOCK_DGRAM) for node in cluster.nodes
+        }
+        for address, each in self._sockets.items():
+            each.settimeout(0.02)
+            each.connect((address, port))
+        self._answers: dict[str, str] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._send)
+
+    def heard(self) -> set[str]:
+        """The servers that answered last; "" for a node through which none has answered."""
+        return {self._answers.get(address, "").partition(" ")[0] for address in self._sockets}
+
+    def _send(self) -> None:
+        while not self._ended.is_set():
+            for address, each in self._sockets.items():
+                with contextlib.suppress(OSError):
+                    each.send(b"?")
+                    self._answers[address] = each.recv(1000).decode()
+
+    def __enter__(self) -> Datagrams:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        for each in self._sockets.values():
+            each.close()
+
+
+def test_rolling_updates_with_clients_and_a_manager_that_dies(cluster: Cluster, first: Node) -> None:
+    """Without a configuration one task is replaced at a time. The update is completed by a manager
+    that is killed in the middle. A client of a service of one task reaches the new one.
+    """
+    web(first, "web", replicas=3, EndpointSpec=published((PORT, 80)))
+    first.service("udp", template=overlay(), EndpointSpec=published((5353, 5000, "udp")))
+    (old,) = first.until_running("udp", 1)
+    before = {task["ID"] for task in first.until_running("web", 3)}
+
+    def running() -> set[str] | None:
+        """None while no manager answers."""
+        try:
+            tasks = first.tasks("web", desired="")
+        except AssertionError:
+            return None
+        return {task["ID"] for task in tasks if task["Status"]["State"] == "running"}
+
+    def completed() -> bool:
+        try:
+            return (first.ask("GET", "/services/web").get("UpdateStatus") or {}).get("State") == "completed"
+        except AssertionError:
+            return False
+
+    with Datagrams(cluster, 5353) as client:
+        with packets.Echo(cluster.node_of(old).place_of(old), 5000, "old"):
+            until("the old task answers through all nodes", lambda: client.heard() == {"old"})
+        first.update_service("udp", lambda spec: spec["TaskTemplate"].update(ForceUpdate=1))
+        first.update_service("web", lambda spec: spec["TaskTemplate"]["ContainerSpec"].update(Env=["A=1"]))
+        until("a task is replaced", lambda: (running() or before) - before)
+        first.kill_manager()
+        fewest, deadline = 3, time.monotonic() + 60 * PATIENCE
+        while not completed():
+            if (found := running()) is not None:
+                fewest = min(fewest, len(found))
+            assert time.monotonic() < deadline
+        assert fewest >= 2
+        assert not before & {task["ID"] for task in first.until_running("web", 3)}
+        (new,) = first.until_running("udp", 1)
+        assert new["ID"] != old["ID"]
+        with packets.Echo(cluster.node_of(new).place_of(new), 5000, "new"):
+            until("the new task answers through all nodes", lambda: client.heard() == {"new"})
 
 
 def test_ports_change_without_new_tasks(cluster: Cluster, first: Node) -> None:
