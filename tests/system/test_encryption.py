@@ -100,7 +100,7 @@ class Hosts:
 def _udp(address: IPv4Address) -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     made.bind((str(address), PORT))
-    made.settimeout(0.3)
+    made.settimeout(0.3 * PATIENCE)
     return made
 
 
