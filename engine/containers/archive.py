@@ -111,7 +111,7 @@ def parse(path: str) -> Asked:
         raise InvalidParameter("bad parameter: path cannot be empty")
     clean = posixpath.normpath("/" + path).lstrip("/")
     parent, _, base = clean.rpartition("/")
-    contents = path == "." or path.endswith("/.") or (not base and path.rstrip("/").rpartition("/")[2] == ".")
+    contents = path.rstrip("/").rpartition("/")[2] == "."
     return Asked(path, parent, base, contents or path.endswith("/") or not base, contents)
 
 

@@ -30,6 +30,8 @@ from engine.system.feed import Feed
         ("./", "", "", True, "."),
         ("/./", "", "", True, "."),
         ("/etc/.././/", "", "", True, "."),
+        ("/a/./", "", "a", True, "."),
+        ("/a/.//", "", "a", True, "."),
         ("/a.", "", "a.", False, "a."),
         ("/a/..b", "a", "..b", False, "..b"),
     ],
