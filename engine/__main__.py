@@ -136,7 +136,10 @@ def _stop(run: Path, seconds: int) -> int:
         try:
             fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _ask_to_stop(int(claim.read()), run, seconds)
+            status = _ask_to_stop(int(claim.read()), run, seconds)
+            # The file is still there if the daemon could not clean up (`_end_whatever_hangs`).
+            if status or not (run / "engined.pid").exists():
+                return status
     try:
         left = config.decode((run / "config.json").read_bytes())
     except (OSError, msgspec.MsgspecError) as error:

@@ -196,7 +196,9 @@ async def launch(
             where = parts.config.run / BUNDLES / record.id if placed.environment else directory
             if where != directory:
                 borrowed.push_async_callback(asyncio.to_thread, remove_tree, where)
-            stubs = await host_paths.run(
+            # It looks at the sources of binds.
+            run_in_thread = host_paths.run if _binds(record) else asyncio.to_thread
+            stubs = await run_in_thread(
                 lambda: bundle.write(
                     *(record, directory, rootfs, network_path, networks, mounted.sources),
                     *(runtime, parts.cgroups, joined, placed, where),
@@ -256,6 +258,11 @@ def wanted_ports(record: ContainerRecord) -> Request:
     config, host = record.config, record.host
     exposed = tuple(config.exposed_ports) if isinstance(config.exposed_ports, dict) else ()
     return Request(exposed, host.port_bindings or {}, host.publish_all_ports)
+
+
+def _binds(record: ContainerRecord) -> bool:
+    """It mounts paths of the host."""
+    return any(not isinstance(point.name, str) for point in record.mounts)
 
 
 def _with_peers(record: ContainerRecord, joined: sharing.Joined, peers: Peers) -> ContainerRecord:

@@ -87,7 +87,9 @@ async def _cloned(
     sources: Iterable[Source], process: Process | None, inside: Sequence[Source], namespace: MountNamespace
 ) -> list[Mounted]:
     """As `clone`. `inside`: sources in the engine's mount namespace."""
-    found = await host_paths.run(clone, sources, process)
+    sources = list(sources)
+    run = host_paths.run if any(each.bind for each in sources) else asyncio.to_thread
+    found = await run(clone, sources, process)
     if not inside:
         return found
     try:

@@ -225,6 +225,12 @@ class LocalDriver:
     async def _in_slow_thread(self, work: Callable[..., T], *arguments: object) -> T:
         return await submit(self._slow_threads, work, *arguments)
 
+    async def _with(self, contents: Iterable[Content], work: Callable[..., T], *arguments: object) -> T:
+        """As `_in_thread`, unless some of the content is on a file system of its own."""
+        if any(each.path or each.tree >= 0 or each.name in self._users for each in contents):
+            return await host_paths.run(work, *arguments)
+        return await self._in_thread(work, *arguments)
+
     # --- start and end of the engine --------------------------------------------------------------
 
     async def open(self, recorded: Iterable[str]) -> None:
@@ -453,7 +459,7 @@ class LocalDriver:
         """
         if leaving := self._leaving.get(container_id):
             await leaving
-        return await host_paths.run(self._place, container_id, wanted)
+        return await self._with(wanted.values(), self._place, container_id, wanted)
 
     def _place(self, container_id: str, wanted: Mapping[str, Content]) -> dict[str, str]:
         directory = self._run / container_id
@@ -482,7 +488,7 @@ class LocalDriver:
 
     async def open_content(self, content: Content) -> int:
         """A descriptor (O_PATH) of it, including a mount on it. The caller closes it."""
-        return await host_paths.run(self._open_content, content)
+        return await self._with([content], self._open_content, content)
 
     def _open_content(self, content: Content) -> int:
         top = sources.open_path(content.path) if content.path else self._open_data(content.name)
@@ -519,7 +525,7 @@ class LocalDriver:
 
     async def is_empty(self, name: str) -> bool:
         """True if its directory has no entry; a mount on it counts as it is now."""
-        return await host_paths.run(self._is_empty, name)
+        return await self._in_thread(self._is_empty, name)
 
     def _is_empty(self, name: str) -> bool:
         with self._data(name) as place:

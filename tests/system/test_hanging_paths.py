@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,6 +63,17 @@ def test_files_of_a_container(file_engine: TempEngine, tmp_path: Path) -> None:
         assert_works(file_engine)
         assert not any(call.done() for call in calls)
     file_engine.remove_all()
+
+
+def test_engined_stop(dead: Path, pool: ThreadPoolExecutor) -> None:
+    with TempEngine() as engine:
+        engine.load_busybox()
+        engine.started("sleep", "1000")
+        call = pool.submit(engine.request, "POST", "/containers/create", {"Image": "busybox", "HostConfig": bind(dead)})
+        assert_works(engine)
+        engine.stop()
+        engine.assert_gone()
+        assert isinstance(call.exception(), ConnectionError | http.client.HTTPException)
 
 
 def test_restart_policies_at_boot(tmp_path: Path) -> None:
