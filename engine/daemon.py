@@ -542,6 +542,7 @@ class Daemon:
         """
         await self._ending.wait()
         if self._failure:
+            _end_whatever_hangs(HANGING_CALL, 1)
             raise ServerError(f"stopping the daemon after a failure: {self._failure}")
         if self._stop_everything:
             try:
@@ -587,15 +588,16 @@ class Daemon:
         await self.networks.close(remove=self._leaves_nothing)
 
 
-def _end_whatever_hangs(seconds: float) -> None:
-    """End the process in so many seconds if calls on paths of the host still hang then. What waits
-    for them can neither go on nor be undone; the next start mends it, as after a kill.
+def _end_whatever_hangs(seconds: float, status: int = 0) -> None:
+    """End the process with this status in so many seconds if calls on paths of the host still hang
+    then. What waits for them can neither go on nor be undone; the next start mends it, as after a
+    kill.
     """
 
     def look() -> None:
         if calls := host_paths.hanging(HANGING_CALL):
             _log.warning("ending at once: %d calls on paths of the host do not return", calls)
-            os._exit(0)
+            os._exit(status)
         loop.call_later(1, look)
 
     loop = asyncio.get_running_loop()

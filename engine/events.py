@@ -31,8 +31,8 @@ the clock was set back.
 """
 
 JUST_STARTED = 500_000_000
-"""Age in nanoseconds up to which the start of a container that still runs is told to a new
-subscriber.
+"""Nanoseconds. A new subscriber gets the `start` of each container that started no longer ago and
+still runs.
 """
 
 EVENT_FILTERS = (

@@ -220,9 +220,9 @@ class Store:
         return unsubscribe
 
     def moment(self, at: int) -> float:
-        """When a change that a record of the time `at` tells of has happened, in
-        `Clock.monotonic` seconds. That is now, but for the records that this process finds when it
-        starts: a node's clock may differ from this one.
+        """The time of a change, in `Clock.monotonic` seconds. `at`: its time by the clock of a
+        node, which may differ from this one. So it counts only for records that this process finds
+        when it starts; all other changes happen now.
         """
         now = self._clock.monotonic()
         return now if self.revision else now - max(0, self._clock.now() - at) / SECOND

@@ -106,9 +106,8 @@ class Monitor:
     `Process.exit` is resolved. For a process that ends during `run` it may be called before the
     awaiting task continues; there `Process.exit` decides. `on_detach(key, client, keys)` is called
     when a client leaves before its process ends, `on_rotated(key)` when a log has a file more that
-    can be compressed, `on_dropped(key, first)` when `dropped` has changed.
-    `first`: it had no such key. `root`: ROOT of the shipper
-    (`ship`).
+    can be compressed, `on_dropped(key, first)` when `dropped` has changed (`first`: it had no such
+    key before). `root`: ROOT of the shipper (`ship`).
     """
 
     def __init__(

@@ -37,7 +37,7 @@ from engine._fast import tree
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.system import detached_mounts, files, host_paths, mounts
 from engine.system.tasks import spawn
-from engine.system.threads import submit
+from engine.system.threads import opened, submit
 from engine.volumes import sources
 
 NAME = "local"
@@ -479,16 +479,16 @@ class LocalDriver:
         return found
 
     def _place_part(self, content: Content, target: str) -> None:
-        with contextlib.ExitStack() as opened:
+        with contextlib.ExitStack() as stack:
             descriptor = self._open_content(content)
-            opened.callback(os.close, descriptor)
+            stack.callback(os.close, descriptor)
             tree = detached_mounts.clone(descriptor, recursive=True)
-            opened.callback(os.close, tree)
+            stack.callback(os.close, tree)
             _attach(tree, target)
 
     async def open_content(self, content: Content) -> int:
         """A descriptor (O_PATH) of it, including a mount on it. The caller closes it."""
-        return await self._with([content], self._open_content, content)
+        return await opened(self._with([content], self._open_content, content))
 
     def _open_content(self, content: Content) -> int:
         top = sources.open_path(content.path) if content.path else self._open_data(content.name)

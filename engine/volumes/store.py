@@ -65,6 +65,7 @@ class Claim:
         self.changes: tuple[Change, ...] = ()
         self.made: dict[str, VolumeRecord] = {}
 
+    @whole  # its descriptors must stay open while a thread uses them
     async def populate(self, destinations: Collection[str], image: Callable[[], Awaitable[int]]) -> None:
         """Copy the image's content at these mounts into their volumes, where they are empty.
 
