@@ -2,7 +2,7 @@
 # the reason in one line.
 
 .PHONY: build demo test nightly durations lint format sanitize fuzz instructions micro test-vm soak bench bench-peers
-.PHONY: chart compare docs wheel clean
+.PHONY: chart compare docs wheel wheels deb clean
 
 # .venv/bin/engined, with compiled extensions. They are compiled again only after a change of
 # pyproject.toml, setup.py or engine/_fast.
@@ -23,15 +23,17 @@ SPREAD = -n $$((2 * $$(nproc) + 1)) --maxprocesses 8 --dist loadfile --no-loadsc
 test:
 	@.ci/prepare test
 	@.ci/cgroups
-	@$(PYTEST) $(SPREAD) --skips declared $(ARGS)
+	@exec $(PYTEST) $(SPREAD) --skips declared $(ARGS)
 
 # What `make test` leaves out: soaks, kills by the hundred, the whole matrix of clients, long fuzz.
 # MINUTES is for each soak and the fuzzer.
 MINUTES = 5
 nightly:
 	@.ci/prepare test
+	@.ci/prepare peers
+	@.ci/prepare roots
 	@.ci/cgroups
-	@ENGINED_TEST_PATIENCE=3 ENGINED_SOAK_MINUTES=$(MINUTES) $(PYTEST) $(SPREAD) --skips declared --nightly -o faulthandler_timeout=3600 $(ARGS)
+	@export ENGINED_TEST_PATIENCE=3 ENGINED_SOAK_MINUTES=$(MINUTES); exec $(PYTEST) $(SPREAD) --skips declared --nightly -o faulthandler_timeout=3600 $(ARGS)
 
 # All tests, and then tests/durations.json says how long each file took.
 durations:
@@ -106,10 +108,21 @@ format:
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
 
+# dist/*.whl for this machine's Python, of what `make build` has compiled.
 wheel: build
-	@rm -rf build  # modules of earlier versions
-	@.venv/bin/pip wheel -q --no-deps --no-build-isolation -w dist .
-	@ls dist/*.whl
+	@.venv/bin/python .ci/wheels.py --here
+
+# dist/*.whl for CPython 3.11 to 3.14 on x86_64 and aarch64, and an sdist, all from this machine:
+# make wheels ARGS="--python 3.13 --machine x86_64"
+wheels:
+	@.ci/prepare wheels
+	@.venv/bin/python .ci/wheels.py $(ARGS)
+
+# dist/*.deb for Debian 12, Debian 13 and Ubuntu 24.04:
+# make deb ARGS="--suite trixie --architecture arm64"
+deb:
+	@.ci/prepare wheels
+	@.venv/bin/python .ci/deb.py $(ARGS)
 
 clean:
 	rm -rf .venv .sanitize build dist *.egg-info engine/_fast/*.c engine/_fast/*.so

@@ -20,44 +20,55 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench import wire
 from tests.support import ROOT
 from tests.support.engine.harness import TempEngine, until
 
+PRIVATE = ("/etc/docker", "/run/netns", "/run/containerd", "/var/lib/cni", "/dev/shm")
+"""Where peers keep state that cannot be configured: /etc/docker has dockerd's key, /run/containerd
+sockets of shims, /dev/shm podman's locks. Each engine has its own tmpfs there. A dockerd that finds
+no socket in /run/containerd starts a containerd of its own.
+"""
+
 HOLDER = """
 mount --make-rprivate /
 ip link set lo up
-for place in /run/netns /var/lib/cni /dev/shm; do mkdir -p $place && mount -t tmpfs tmpfs $place; done
+made=
+for place; do
+    [ -d $place ] || made="$made $place"
+    mkdir -p $place && mount -t tmpfs tmpfs $place
+done
 echo held
 read -r base groups
 cat >/dev/null
 set +e
-here=$(readlink /proc/$$/ns/net)
+here=$(readlink /proc/$$/ns/net | tr '[]' '??')
 left=1
 while [ "$left" ]; do
     left=
-    for process in /proc/[0-9]*; do
-        [ "$process" != /proc/$$ ] && [ -s $process/cmdline ] || continue
-        if [ "$(readlink $process/ns/net)" = "$here" ] || grep -qF "$base/" $process/mountinfo; then
-            kill -9 ${process#/proc/} && left=1
-        fi
-    done 2>/dev/null
+    for process in $( { find /proc/[0-9]*/ns/net -lname "$here"; grep -lF "$base/" /proc/[0-9]*/mountinfo; } |
+        cut -d/ -f3); do
+        [ "$process" != $$ ] && kill -9 "$process" && left=1
+    done
     sleep 0.1
-done
+done 2>/dev/null
 tac /proc/self/mountinfo | cut -d' ' -f5 | grep -F "$base/" | xargs -r umount -l
 find /sys/fs/cgroup -depth -type d |
     grep -F -e "/${groups:?}" $(ls "$base/root/containers" | sed 's,^,-e /,') |
     xargs -r rmdir
 rm -rf --one-file-system "$base"
+for place in $made; do umount $place && rmdir $place; done
 """
-"""The holder. Peers keep state in /run/netns, /var/lib/cni and /dev/shm (podman's locks) that
-cannot be configured, so these are private. The only line of input names a directory and a cgroup
-name; at the end of input, all processes in the namespaces, the directory and the cgroups are
-removed.
+"""The holder. Its arguments are PRIVATE. A kill(1) of its own find and grep fails, because they
+have ended. The only line of input names a directory and a cgroup name; at the end of input, all
+processes in the namespaces, the directory and the cgroups are removed.
 """
 
+QUIET = 0.3
+"""Seconds after which the engine has ended what it does for an earlier request."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -65,8 +76,9 @@ class Namespaces:
     """A network and a mount namespace, and the process that keeps them alive."""
 
     def __init__(self) -> None:
+        self._made = [place for place in PRIVATE if not os.path.exists(place)]
         self._holder = subprocess.Popen(
-            ["unshare", "--net", "--mount", "sh", "-c", f"set -e{HOLDER}"],
+            ["unshare", "--net", "--mount", "sh", "-c", f"set -e{HOLDER}", "sh", *PRIVATE],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -77,6 +89,11 @@ class Namespaces:
         self._network = os.readlink(f"/proc/{self._holder.pid}/ns/net")
         self.not_the_engine: set[int] = {self._holder.pid}
         """The benchmark's own processes in the namespaces."""
+
+    @property
+    def holder(self) -> int:
+        """The pid of a process in the namespaces."""
+        return self._holder.pid
 
     def own(self, base: Path, groups: str = "") -> None:
         """Registers a directory, and cgroups with that name or a container's id, for removal
@@ -110,6 +127,27 @@ class Namespaces:
                 os.kill(pid, signal.SIGKILL)
         self._holder.kill()
         self._holder.communicate()
+        for place in self._made:
+            with contextlib.suppress(OSError):  # something on the host uses it now
+                os.rmdir(place)
+
+
+def processor_times(pid: int) -> tuple[float, float]:
+    """CPU seconds of a process, with its exited threads (in nanoseconds), and of its exited
+    children (in ticks).
+
+    Raises OSError if it has exited.
+    """
+    # clock_getcpuclockid(3); schedstat has no exited threads
+    own = time.clock_gettime(~pid << 3 | 2)
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return own, (int(fields[13]) + int(fields[14])) / TICKS
+
+
+class Meter:
+    """The processor time of one piece of work, set afterwards (`Engine.metered`)."""
+
+    seconds = 0.0
 
 
 class Engine:
@@ -174,17 +212,34 @@ class Engine:
         return total
 
     def processor_time(self) -> float:
-        """CPU seconds of its threads (from schedstat, in microseconds) and of its exited
-        children (in ticks).
-        """
+        """CPU seconds of its processes, and of their exited children (in ticks)."""
         total = 0.0
         for pid in self.namespaces.pids():
             with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                total += (int(fields[13]) + int(fields[14])) / TICKS
-                for thread in os.listdir(f"/proc/{pid}/task"):
-                    total += int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / 1e9
+                own, children = processor_times(pid)
+                total += own + children
         return total
+
+    @contextlib.contextmanager
+    def metered(self) -> Iterator[Meter]:
+        """Measure the processor time of the work in this context, and of what the engine does
+        after it.
+
+        It is entered when for a while no process of the engine has started or ended: the time of
+        one that ends is lost, unless its parent belongs to the engine.
+        """
+        meter = Meter()
+        deadline = time.monotonic() + 60
+        processes: set[int] = set()
+        while processes != (processes := {*self.namespaces.pids()}):
+            assert time.monotonic() < deadline, f"{self.name} starts and ends processes all the time"
+            time.sleep(QUIET)
+        before = self.processor_time()
+        yield meter
+        time.sleep(QUIET)
+        meter.seconds = self.processor_time() - before
+        ended = processes - {*self.namespaces.pids()}
+        assert not ended, f"processes of {self.name} ended while their time was measured: {ended}"
 
     def descriptors(self) -> int:
         total = 0
@@ -243,7 +298,7 @@ def earlier_engined(path: Path) -> type[Engine]:
 
 
 class _Peer(Engine):
-    """Another engine, from Debian's packages."""
+    """Another engine, from Debian's packages, installed or unpacked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -318,23 +373,40 @@ class _Peer(Engine):
         return f"{self.name} {found[0] if found else said.strip()}"
 
 
-class Dockerd(_Peer):
-    """dockerd with live-restore, so that its containers survive a restart of the daemon as well."""
+class HostDockerd(_Peer):
+    """The host's dockerd, with live-restore, so that its containers survive a restart of the daemon
+    as well.
 
-    name = "dockerd"
+    It starts a containerd, whose configuration and data are below `--exec-root` and `--data-root`.
+    """
+
+    name = "dockerd-host"
     program = "dockerd"
 
     def command(self) -> list[str]:
         base = self.base
         return [
-            *("dockerd", "--host", f"unix://{self.socket}", "--pidfile", f"{base}/pid", "--live-restore"),
+            *(self.program, "--host", f"unix://{self.socket}", "--pidfile", f"{base}/pid", "--live-restore"),
             *("--data-root", f"{base}/root", "--exec-root", f"{base}/run", "--config-file", f"{base}/none.json"),
-            *("--cgroup-parent", base.name),
+            *("--storage-driver", "overlay2", "--cgroup-parent", base.name),
         ]
 
     def start(self) -> None:
         (self.base / "none.json").write_text("{}")  # not /etc/docker/daemon.json
         super().start()
+
+
+class Dockerd(HostDockerd):
+    """The newest dockerd and containerd, which `.ci/clients dockerd` unpacks, with the host's
+    runc.
+    """
+
+    name = "dockerd"
+    _programs = ROOT / ".venv/peers/dockerd/bin"
+    program = str(_programs / "dockerd")
+
+    def environment(self) -> dict[str, str]:
+        return {"PATH": f"{self._programs}:{os.environ['PATH']}"}
 
 
 class Podman(_Peer):
@@ -377,7 +449,13 @@ class Podman(_Peer):
         }
 
 
-KINDS: tuple[type[Engine], ...] = (Engined, Dockerd, Podman)
+KINDS: tuple[type[Engine], ...] = (Engined, Dockerd, HostDockerd, Podman)
+
+
+def default_kinds() -> list[type[Engine]]:
+    """One of each kind: the host's dockerd only where the newest has not been fetched."""
+    left_out = HostDockerd if not Dockerd.missing() or HostDockerd.missing() else Dockerd
+    return [kind for kind in KINDS if kind is not left_out]
 
 
 def _groups(name: str) -> list[str]:

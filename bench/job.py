@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -58,6 +59,32 @@ def touch(size: int) -> None:
     with tempfile.TemporaryFile(dir="/tmp", buffering=0) as file:
         for _ in range(0, size, len(piece)):
             file.write(piece)
+
+
+ENOUGH = 2.0
+"""Seconds after which no further request is timed."""
+
+
+def costs(engine: Engine, count: int, request: Callable[[], object]) -> tuple[float, float]:
+    """Milliseconds until one of at most `count` requests is answered (median), and milliseconds of
+    the engine's processor time for one (mean).
+    """
+    found: list[float] = []
+    with engine.metered() as meter:
+        while not found or (len(found) < count and sum(found) < ENOUGH):
+            begin = time.perf_counter()
+            request()
+            found.append(time.perf_counter() - begin)
+    return statistics.median(found) * 1000, meter.seconds / len(found) * 1000
+
+
+def cost_figures(name: str, what: str) -> list[Figure]:
+    """The two rows of `costs`."""
+    target = Target({"dockerd": 2})
+    return [
+        Figure(name, what, "ms", target=target),
+        Figure(f"{name}-cpu", "the engine's processor time for that", "ms", target=target),
+    ]
 
 
 @dataclass

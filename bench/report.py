@@ -148,7 +148,7 @@ def number(value: float) -> str:
 
 
 def table_head(names: Sequence[str]) -> str:
-    return f"{'':<24}" + f"{names[0]:>10}" + "".join(f"{name:>10} {'':>9}" for name in names[1:])
+    return f"{'':<24}" + f"{names[0]:>10}" + "".join(f"{name:>12} {'':>7}" for name in names[1:])
 
 
 def table_line(row: Row, names: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import image, report, rows, wire
-from bench.engines import KINDS, Engine, earlier_engined
+from bench.engines import KINDS, Engine, default_kinds, earlier_engined
 from bench.job import Job, Size
 from bench.rows.images import Material
 
@@ -149,7 +149,7 @@ def main() -> int:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     wire.version = arguments.api or wire.version
     wanted = arguments.engine or (["engined"] if arguments.earlier or arguments.api else [])
-    kinds = [kind for kind in KINDS if not wanted or kind.name in wanted]
+    kinds = [kind for kind in KINDS if kind.name in wanted] if wanted else default_kinds()
     if arguments.earlier:
         kinds.append(earlier_engined(arguments.earlier.resolve()))
     now = datetime.datetime.now(datetime.UTC)

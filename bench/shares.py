@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import steps, wire
-from bench.engines import TICKS, Engined
+from bench.engines import Engined, processor_times
 from bench.image import LINES_SIZE
 from bench.rows import lifecycle, streams
 from bench.run import load_image
@@ -22,17 +22,12 @@ TIMES = 40
 
 
 def spent(engine: Engined) -> dict[str, float]:
-    """CPU seconds of each process's own threads, and of exited children."""
+    """CPU seconds of each process, and of its exited children."""
     found = {}
     for pid in engine.namespaces.pids():
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         name = "monitor" if b"engine.monitor" in command else "daemon"
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        threads = os.listdir(f"/proc/{pid}/task")
-        found[name] = sum(
-            int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[0]) / 1e9 for thread in threads
-        )
-        found[f"{name}'s children"] = (int(fields[13]) + int(fields[14])) / TICKS
+        found[name], found[f"{name}'s children"] = processor_times(pid)
     return found
 
 

@@ -10,6 +10,7 @@ engine's own limit.
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import struct
@@ -23,6 +24,8 @@ version = "1.24"
 """API version of requests whose target begins with no version of its own (`bench.run --api`)."""
 
 _BUFFER = 1 << 20
+_LACKS = {400: (b"is too new",), 404: (b"page not found", b"Not Found"), 500: (b"invalid log driver",)}
+"""Words of engines, by status, about what they lack."""
 
 
 class Lacks(Exception):
@@ -135,6 +138,20 @@ class Connection:
             raise refusal(f"{method} {target}", answered, data)
         return data
 
+    def head(self, target: str) -> bytes:
+        """The head of the answer to HEAD, which has no body whatever its head announces.
+
+        Raises Lacks or ValueError unless it is a success.
+        """
+        self.send(request("HEAD", target))
+        received = self._received
+        while (end := received.find(b"\r\n\r\n")) < 0:
+            received += self._more(received)
+        self._received = received[end + 4 :]
+        if (status := int(received[9:12])) >= 300:
+            raise refusal(f"HEAD {target}", status, b"")
+        return received[:end]
+
     def upload(self, method: str, target: str, path: str) -> bytes:
         """Send a file as the body; returns the answer's body.
 
@@ -151,9 +168,11 @@ class Connection:
 
 
 def refusal(what: str, status: int, body: bytes) -> Exception:
-    """The exception for an error answer: Lacks where the engine has no such endpoint."""
+    """The exception for an error answer: Lacks where the engine has no such endpoint, version of
+    the API, or log driver.
+    """
     text = f"{what}: {status} {body[:500].decode(errors='replace').strip()}"
-    if status in (405, 501) or (status == 404 and (b"page not found" in body or b"Not Found" in body)):
+    if status in (405, 501) or any(words in body for words in _LACKS.get(status, ())):
         return Lacks(text)
     return ValueError(text)
 
@@ -284,8 +303,9 @@ def hijack(path: str, target: str, body: bytes = b"") -> tuple[socket.socket, by
     return stream, early
 
 
-def drain(stream: socket.socket, early: bytes) -> int:
-    """Read frames until the server closes. Returns the payload bytes of stdout.
+def drain(stream: socket.socket, early: bytes, limit: float = math.inf) -> int:
+    """Read frames until there are `limit` payload bytes, or the server closes. Returns the payload
+    bytes of stdout.
 
     Raises ValueError for anything that is not whole frames.
     """
@@ -295,34 +315,36 @@ def drain(stream: socket.socket, early: bytes) -> int:
     buffer[:kept] = early
     missing = 0  # bytes of the current frame's payload still to be read
     total = 0
-    with stream:
-        while True:
-            at = min(missing, kept)
-            missing -= at
-            while missing == 0 and kept - at >= 8:
-                number, size = struct.unpack_from(">BxxxI", buffer, at)
-                if number != 1:
-                    raise ValueError(f"a frame of stream {number}: {bytes(view[at : at + 100])!r}")
-                total += size
-                here = min(size, kept - at - 8)
-                at += 8 + here
-                missing = size - here
-            rest = kept - at
-            buffer[:rest] = buffer[at:kept]
-            count = stream.recv_into(view[rest:])
-            if not count:
-                if rest or missing:
-                    raise ValueError("the stream ended inside a frame")
-                return total
-            kept = rest + count
+    while True:
+        at = min(missing, kept)
+        missing -= at
+        while missing == 0 and kept - at >= 8:
+            number, size = struct.unpack_from(">BxxxI", buffer, at)
+            if number != 1:
+                raise ValueError(f"a frame of stream {number}: {bytes(view[at : at + 100])!r}")
+            total += size
+            here = min(size, kept - at - 8)
+            at += 8 + here
+            missing = size - here
+        rest = kept - at
+        if total >= limit and not missing and not rest:
+            return total
+        buffer[:rest] = buffer[at:kept]
+        count = stream.recv_into(view[rest:])
+        if not count:
+            if rest or missing:
+                raise ValueError("the stream ended inside a frame")
+            return total
+        kept = rest + count
 
 
-def drain_raw(stream: socket.socket, early: bytes, mark: bytes) -> int:
-    """Read until the server closes. Returns how often the byte `mark` occurred."""
+def drain_raw(stream: socket.socket, early: bytes, mark: bytes, limit: float = math.inf) -> int:
+    """Read until the byte `mark` occurred `limit` times, or the server closes. Returns how often it
+    occurred.
+    """
     buffer = bytearray(_BUFFER)
     view = memoryview(buffer)
     found = early.count(mark)
-    with stream:
-        while size := stream.recv_into(view):
-            found += buffer.count(mark, 0, size)
+    while found < limit and (size := stream.recv_into(view)):
+        found += buffer.count(mark, 0, size)
     return found

@@ -1,6 +1,7 @@
 """Where instructions are counted (`bench.micro.instructions`), the fixture `benchmark` runs what is
 measured a few times, so that caches are filled and the interpreter has specialised its code, and
-once more while callgrind counts.
+once more while callgrind counts. Each row runs in a fork of its own: what ran before decides where
+memory comes from, and so how much of it is cleared and copied.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from _pytest.runner import runtestprotocol
 
 from bench.micro import COUNTED
 
@@ -32,6 +34,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for item in items
             if not item.get_closest_marker("timed") and any(name in item.nodeid for name in names)
         ]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    if not COUNTED:
+        return None
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            failed = [report for report in runtestprotocol(item, log=False, nextitem=None) if not report.passed]
+            print(*(report.longreprtext for report in failed), sep="\n", end="", flush=True)
+            status = bool(failed)
+        finally:
+            os._exit(status)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        pytest.exit(f"{item.nodeid} has failed", returncode=pytest.ExitCode.TESTS_FAILED)
+    return True
 
 
 class Counter:

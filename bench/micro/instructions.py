@@ -3,10 +3,12 @@
     python -m bench.micro.instructions [--accept] [--rounds N] [NAME …]
 
 Times are noise on a shared machine, instructions are not: of one build they differ by less than a
-tenth of a percent from run to run. Ends with status 1 and prints both numbers if a row has 3 % more
-than instructions.json says (or twice the spread that its rounds have shown, if that is more), or if
-it is not there. `--accept` writes what this run has found; with `--rounds N` the spread as well.
-Less is printed, and no failure.
+tenth of a percent from run to run. What remains is where memory happens to lie: memcmp(3) takes
+longer for each string that is near the end of a page. So rows that have grown are counted once more
+with other addresses, and the least counts. Ends with status 1 and prints both numbers if a row has
+3 % more than instructions.json says (or twice the spread that its rounds have shown, if that is
+more), or if it is not there. `--accept` writes what this run has found; with `--rounds N` the
+spread as well. Less is printed, and no failure.
 
 Counts depend on compiler, C library, interpreter and a few packages. Where these are others than
 those that instructions.json names, the differences are printed, and none is a failure. Instructions
@@ -54,6 +56,9 @@ def main() -> int:
     others = {name: version for name, version in host().items() if accepted.host.get(name) != version}
     if options.accept and options.names and others:
         parser.error(f"the other rows were counted on another host: here {others}, there {accepted.host}")
+    if grown := [name for name, counts in found.items() if accepted.has_grown(name, counts[0])]:
+        again = count(grown, elsewhere=True)
+        found |= {name: sorted([*found[name], again[name]]) for name in grown}
     worse = accepted.compare({name: counts[0] for name, counts in found.items()}, whole=not options.names)
     if options.accept:
         accepted.take(found, whole=not options.names)
@@ -110,13 +115,24 @@ class Accepted:
                 worse += 1
                 continue
             before, now = self.instructions[name], found[name]
-            limit = max(TOLERANCE, 2 * self.spread.get(name, 0))
-            change = round(now / before - 1, 6)
+            limit = self._limit(name)
+            change = _change(before, now)
             if abs(change) > limit:
                 print(f"{name}: {now:,} instructions, {before:,} accepted: {change:+.1%}, limit {limit:.1%}")
                 worse += change > limit
         print(f"{len(found)} rows counted, {worse} beyond their limit")
         return worse
+
+    def has_grown(self, name: str, now: int) -> bool:
+        """True if the row is known and beyond its limit."""
+        return name in self.instructions and _change(self.instructions[name], now) > self._limit(name)
+
+    def _limit(self, name: str) -> float:
+        return max(TOLERANCE, 2 * self.spread.get(name, 0))
+
+
+def _change(before: int, now: int) -> float:
+    return round(now / before - 1, 6)
 
 
 def host() -> dict[str, str]:
@@ -134,8 +150,9 @@ _APART = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"
 """In a network namespace of its own: some rows read a line for each link."""
 
 
-def count(names: list[str]) -> dict[str, int]:
+def count(names: list[str], *, elsewhere: bool = False) -> dict[str, int]:
     """One run of all rows, or of those with one of the names; each with its instructions.
+    `elsewhere`: with other addresses of stack and heap.
 
     Raises SystemExit with pytest's output if a row fails.
     """
@@ -157,6 +174,7 @@ def count(names: list[str]) -> dict[str, int]:
                 "no:cacheprovider",
                 "-p",
                 "no:benchmark",
+                "-s",
             ),
             # beside the tests, at the lowest priority, a row may wait for as long as those take
             *("-o", "faulthandler_timeout=0", "-p", "no:xdist", f"--basetemp={place}/tmp", "bench/micro"),
@@ -169,6 +187,7 @@ def count(names: list[str]) -> dict[str, int]:
             "PYTHONDONTWRITEBYTECODE": "1",
             # By default glibc sets it by what was freed, and then copies a growing block or not.
             "MALLOC_MMAP_THRESHOLD_": str(128 << 10),
+            "ENGINED_COUNT_ELSEWHERE": "x" * 1000 * elsewhere,
         }
         done = subprocess.run(
             command, cwd=HERE.parent.parent, env=environment, capture_output=True, text=True, check=False

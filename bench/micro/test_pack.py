@@ -40,6 +40,7 @@ def packed(directory: int) -> list[bytes]:
     return pieces
 
 
+@pytest.mark.timed("its count depends on the host's file system: twice as many on another machine")
 def test_pack(benchmark: Any, tree: Path) -> None:
     directory = files.open_directory(tree)
     with tarfile.open(fileobj=io.BytesIO(b"".join(packed(directory)))) as stream:

@@ -17,6 +17,7 @@ __all__ = ["archive"]
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
+@pytest.mark.timed("its count depends on the host's file system, by a sixth")
 def test_remove_tree(benchmark: Any, archive: int, tmp_path: Path) -> None:
     size = os.fstat(archive).st_size
     target = tmp_path / "target"

@@ -24,6 +24,7 @@ from bench.rows import (
     streams,
     swarm,
     swarm_networks,
+    volumes,
 )
 from bench.rows.images import Material
 
@@ -42,6 +43,7 @@ def jobs(size: Size, material: Material) -> list[Job]:
         *images.jobs(size, material),
         *builds.jobs(size, material),
         *files.jobs(size, material),
+        *volumes.jobs(size),
         *networks.jobs(size),
         *growth.jobs(size),
         *resources.dense(size),

@@ -4,9 +4,11 @@ changes.
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
+import re
 import statistics
 import tarfile
 import time
@@ -16,7 +18,7 @@ from typing import Any
 from bench import image, steps, wire
 from bench.engines import Engine
 from bench.image import BIG
-from bench.job import Figure, Job, Size
+from bench.job import Figure, Job, Size, cost_figures, costs
 from bench.report import Target
 from bench.rows.images import Material, with_big
 
@@ -98,6 +100,20 @@ def copied(engine: Engine, container: str) -> tuple[float, float]:
             puts.append((middle - begin) * 1000)
             assert text in wire.joined(body)
     return statistics.median(puts), statistics.median(gets)
+
+
+def looked_up(count: int) -> Any:
+    """HEAD of a file in a running container."""
+
+    def sample(engine: Engine, container: str) -> tuple[float, float]:
+        target = f"/containers/{container}/archive?path=/lines"
+        with engine.connection() as connection:
+            [shown] = re.findall(rb"(?im)^x-docker-container-path-stat: (\S+)", connection.head(target))
+            stat = json.loads(base64.b64decode(shown))
+            assert (stat["name"], stat["size"]) == ("lines", image.LINES_SIZE), stat
+            return costs(engine, count, lambda: connection.head(target))
+
+    return sample
 
 
 def running(engine: Engine) -> str:
@@ -192,6 +208,14 @@ def jobs(size: Size, material: Material) -> list[Job]:
                 Figure("copy-out", "GET archive of one small file", "ms", target=Target({"dockerd": 1}, at_most=5)),
             ],
             copied,
+            size.rounds(3),
+            running,
+            finish,
+        ),
+        Job(
+            "archive-head",
+            cost_figures("archive-head", "HEAD archive of one file"),
+            looked_up(size.of(100, 3)),
             size.rounds(3),
             running,
             finish,

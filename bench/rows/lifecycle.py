@@ -5,18 +5,24 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import select
 import shutil
 import statistics
 import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import IPv4Address
 from typing import Any
 
 from bench import steps, wire
 from bench.engines import Engine
-from bench.job import Figure, Job, Size
+from bench.job import Figure, Job, Size, cost_figures, costs
 from bench.report import Target
+from engine.networks.filter import Filter
+from engine.networks.ports import Published
+from engine.system import namespaces
+from engine.system.netlink.nft import Generations
 
 PARTS = ("create", "start", "wait", "remove")
 CLI_API = "/v1.41"
@@ -24,6 +30,7 @@ CLI_API = "/v1.41"
 FIRST_PORT = 30000
 RANGE = 200
 AT_ONCE = 16
+IN_A_TURN = 20
 PAUSE = 0.25
 """Seconds after which the next move of a process into a cgroup waits for an RCU grace period
 again.
@@ -150,6 +157,46 @@ def range_beside_none(pairs: int) -> Callable[[Engine, Any], tuple[float, ...]]:
     return sample
 
 
+def watched_changes(turns: int) -> Callable[[Engine, Any], float]:
+    """Microseconds by which a listener of nftables' changes lengthens the opening and the closing
+    of one port, its reading of the two notices included: medians, in turns, in a network namespace
+    of this process.
+    """
+
+    def sample(engine: Engine, _: Any) -> float:
+        with namespaces.new_network() as namespace:
+            table = Filter("bench")
+            table.open(())
+            alone, watched = list[float](), list[float]()
+            for _ in range(turns):
+                # the first one is slower: the kernel is still closing the listener, or has new work
+                alone += [_opened_and_closed(table, None) for _ in range(IN_A_TURN)][1:]
+                notices = Generations()
+                watched += [_opened_and_closed(table, notices) for _ in range(IN_A_TURN)][1:]
+                notices.close()
+            table.close(remove=True)
+        os.close(namespace)
+        return (statistics.median(watched) - statistics.median(alone)) * 1e6
+
+    return sample
+
+
+def _opened_and_closed(table: Filter, notices: Generations | None) -> float:
+    """Seconds for one port."""
+
+    def notice() -> None:
+        if notices is not None:
+            select.select([notices], [], [], 1)
+            assert not notices.by_others(table.authors)
+
+    begin = time.perf_counter()
+    table.publish("0" * 64, (IPv4Address("172.17.0.2"), None), [Published("tcp", "0.0.0.0", 8080, 80)])
+    notice()
+    table.unpublish("0" * 64)
+    notice()
+    return time.perf_counter() - begin
+
+
 def alone(count: int) -> Callable[[Engine, Any], tuple[float, float]]:
     """Milliseconds of a lifecycle on the bridge and of an exec of `echo`, each after a pause:
     medians.
@@ -181,6 +228,26 @@ def lives_at_once(lives: int) -> Callable[[Engine, Any], float]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(client, range(AT_ONCE)))
         return AT_ONCE * lives / (time.perf_counter() - begin)
+
+    return sample
+
+
+def removals(count: int) -> Callable[[Engine, Any], tuple[float, float]]:
+    """One removal after the other, of containers that have exited."""
+
+    def exited(connection: wire.Connection, _: int) -> str:
+        container = steps.run(connection, "true", network="bridge")
+        assert steps.wait(connection, container) == 0
+        return container
+
+    def sample(engine: Engine, _: Any) -> tuple[float, float]:
+        containers = steps.side_by_side(engine, list(range(count)), exited)
+        with engine.connection() as connection:
+            found = costs(
+                engine, count, lambda: connection.expect(204, "DELETE", f"/containers/{containers.pop()}?v=1")
+            )
+        steps.side_by_side(engine, containers, steps.remove)
+        return found
 
     return sample
 
@@ -279,6 +346,20 @@ def jobs(size: Size) -> list[Job]:
             range_beside_none(size.of(15, 1)),
         ),
         Job(
+            "ports-watch",
+            [
+                Figure(
+                    "ports-watch",
+                    "what the listener of nftables' changes adds to a start and an end with one published port",
+                    "us",
+                    target=Target(at_most=50),
+                )
+            ],
+            watched_changes(size.of(25, 2)),
+            size.rounds(3),
+            ours=True,
+        ),
+        Job(
             "run-16-at-once",
             [Figure("run-16-at-once", "the same on the bridge, 16 clients at once", "1/s", False, eight)],
             lives_at_once(size.of(2, 1)),
@@ -299,6 +380,12 @@ def jobs(size: Size) -> list[Job]:
             exec_echo(0.3 * size.of(1, 0)),
             size.rounds(5),
             idle=1,
+        ),
+        Job(
+            "remove",
+            cost_figures("remove", "removal of a container that has exited"),
+            removals(size.of(50, 3)),
+            size.rounds(3),
         ),
         Job(
             "docker-run",

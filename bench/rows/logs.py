@@ -1,5 +1,5 @@
 """The log of a container that wrote a gigabyte: written, read whole, read from the end, read
-since a time, followed.
+since a time, followed; and the end of the log of a container that runs.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 from bench import steps, wire
 from bench.engines import Engine
 from bench.image import LINE, LINES_SIZE, MARK
-from bench.job import Figure, Job, Size
+from bench.job import Figure, Job, Size, cost_figures, costs
 from bench.report import Target
+from tests.support.engine.harness import until
 
 LOG_LINE = 175
 """Approximate bytes of LINE in a json-file log. The gigabyte is the size of the log."""
@@ -96,6 +97,33 @@ class Gigabyte:
         return statistics.median(found)
 
 
+class Running:
+    """A container that has written `count` lines and runs on: the end of its log."""
+
+    def __init__(self, count: int, reads: int) -> None:
+        self._lines, self._reads = count, reads
+        self._last = [f"line {number}".encode() for number in range(count - LAST + 1, count + 1)]
+
+    def prepare(self, engine: Engine) -> str:
+        command = f"for i in $(seq {self._lines}); do echo line $i; done; sleep 36000"
+        with engine.connection() as connection:
+            container = steps.run(connection, "sh", "-c", command, host={"LogConfig": {"Type": "json-file"}})
+        until("the log is written", lambda: lines_of(engine, container, f"tail={LAST}") == self._last)
+        return container
+
+    def sample(self, engine: Engine, container: str) -> tuple[float, float]:
+        def read() -> None:
+            lines = lines_of(engine, container, f"tail={LAST}")
+            assert lines == self._last, lines
+
+        return costs(engine, self._reads, read)
+
+    @staticmethod
+    def finish(engine: Engine, container: str) -> None:
+        with engine.connection() as connection:
+            steps.remove(connection, container)
+
+
 def follow_latency(engine: Engine, _: Any) -> float:
     """Milliseconds from a line on the container's stdin until a log follower receives it.
 
@@ -137,6 +165,7 @@ def follow_latency(engine: Engine, _: Any) -> float:
 
 def jobs(size: Size) -> list[Job]:
     lines = size.of(1_000_000_000, 50_000_000) // LOG_LINE
+    running = Running(1000, size.of(100, 3))
     log = Gigabyte(max(1, round(lines * len(LINE) / LINES_SIZE)))
     return [
         Job(
@@ -154,6 +183,14 @@ def jobs(size: Size) -> list[Job]:
                 Figure("log-since", f"its last second ({LAST - 1} lines)", "ms", target=Target({"podman": 1})),
             ],
             log.sample,
+        ),
+        Job(
+            "log-tail-running",
+            cost_figures("log-tail-running", f"the last {LAST} of 1,000 lines of a running container"),
+            running.sample,
+            size.rounds(3),
+            running.prepare,
+            running.finish,
         ),
         Job(
             "log-follow",

@@ -173,7 +173,7 @@ def with_images(engine: Engine, count: int) -> None:
 
 
 def disk_usage(size: Size, containers: int, images: int) -> Job:
-    """`docker system df` with so many containers and images."""
+    """`docker system df` with so many containers, and so many images or those of earlier jobs."""
     target = "/system/df"
 
     def prepare(engine: Engine) -> None:
@@ -181,7 +181,7 @@ def disk_usage(size: Size, containers: int, images: int) -> Job:
         with_images(engine, images)
         with engine.connection() as connection:
             shown = connection.json("GET", f"{lifecycle.CLI_API}{target}")
-        assert len(shown["Containers"]) == containers and len(shown["Images"]) == images, (
+        assert len(shown["Containers"]) == containers and len(shown["Images"]) >= images, (
             len(shown["Containers"]),
             len(shown["Images"]),
         )

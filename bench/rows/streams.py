@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -12,12 +13,15 @@ from bench.job import Figure, Job, Size
 from bench.report import Target
 
 
-def attached(engine: Engine, copies: int, driver: str, tty: bool) -> float:
-    """MB/s from a container that writes `copies` of the image's file of lines.
+def attached(engine: Engine, copies: int, driver: str, tty: bool) -> tuple[float, float]:
+    """MB/s from a container that writes `copies` of the image's file of lines, and the engine's
+    processor time in seconds for a GB.
 
-    Every line must arrive.
+    Every line must arrive. The container then waits until both are measured, because a shim ends
+    with it.
     """
-    command = f"read go; for i in $(seq {copies}); do cat /lines; done"
+    command = f"read go; for i in $(seq {copies}); do cat /lines; done; read end"
+    wanted = copies * LINES_SIZE
     with engine.connection() as connection:
         container = steps.run(
             *(connection, "sh", "-c", command),
@@ -29,25 +33,38 @@ def attached(engine: Engine, copies: int, driver: str, tty: bool) -> float:
             Tty=tty,
         )
         stream, early = wire.attach(engine.socket, container)
-        begin = time.perf_counter()
-        stream.sendall(b"go\n")
-        wanted = copies * LINES_SIZE
-        total = wire.drain_raw(stream, early, MARK) * len(LINE) if tty else wire.drain(stream, early)
-        elapsed = time.perf_counter() - begin
+
+        def read(early: bytes, limit: float) -> int:
+            if tty:
+                return wire.drain_raw(stream, early, MARK, limit / len(LINE)) * len(LINE)
+            return wire.drain(stream, early, limit)
+
+        with stream:
+            with engine.metered() as meter:
+                begin = time.perf_counter()
+                stream.sendall(b"go\n")
+                total = read(early, wanted)
+                elapsed = time.perf_counter() - begin
+            stream.sendall(b"end\n")
+            total += read(b"", math.inf)
         assert total == wanted, f"{total} bytes of {wanted}"
         assert steps.wait(connection, container) == 0
         steps.remove(connection, container)
-    return wanted / elapsed / 1e6
+    return wanted / elapsed / 1e6, meter.seconds / wanted * 1e9
 
 
 def job(size: Size, name: str, what: str, megabytes: int, driver: str, tty: bool, times: float) -> Job:
     copies = max(1, size.of(megabytes, 32) * 1_000_000 // LINES_SIZE)
 
-    def sample(engine: Engine, _: Any) -> float:
+    def sample(engine: Engine, _: Any) -> tuple[float, float]:
         return attached(engine, copies, driver, tty)
 
     target = Target({"dockerd": times, "podman": 1})
-    return Job(name, [Figure(name, what, "MB/s", False, target)], sample, size.rounds(2), warm=False)
+    figures = [
+        Figure(name, what, "MB/s", False, target),
+        Figure(f"{name}-cpu", "the engine's processor time for that", "s/GB", target=Target({"dockerd": 2})),
+    ]
+    return Job(name, figures, sample, size.rounds(2), warm=False)
 
 
 def jobs(size: Size) -> list[Job]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from tests.lint import bounds, imports, layout, prose
+from tests.lint import bounds, imports, layout, messages, prose, words
 from tests.support import ROOT
 
 
@@ -17,7 +17,9 @@ def findings() -> Iterator[str]:
         text, name = path.read_text(), path.relative_to(ROOT)
         checks = [prose.check]
         if path.suffix in (".py", ".pyx", ".pxd") and name.parts[0] == "engine":
-            checks.append(imports.check)
+            checks += [imports.check, messages.check]
+        if path.suffix == ".py" and name.parts[0] == "engine":
+            checks.append(words.check)
         if path.suffix == ".py" and name.parts[0] == "tests":
             checks.append(bounds.check)
         for check in checks:

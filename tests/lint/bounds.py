@@ -52,7 +52,7 @@ def _assertions(tree: ast.AST) -> dict[ast.expr, str]:
                     compared = [node for node in ast.walk(statement.test) if isinstance(node, ast.Compare)]
                     negated = isinstance(statement, ast.If)
                     found |= {
-                        node: "a bound in seconds without PATIENCE"
+                        node: "a bound in seconds without `tests.support.PATIENCE` (or a comment `# seconds: why`)"
                         for node in compared
                         if passed.bounded(node, negated=negated)
                     }

@@ -59,3 +59,10 @@ def test_a_dump(tmp_path: Path) -> None:
     dump.write_text("version: 1\ndesc: Trigger: Program termination\ntotals: 123\n")
     with pytest.raises(ValueError, match="no dump of a row"):
         instructions.read(dump)
+
+
+def test_a_row_has_grown_only_beyond_its_limit() -> None:
+    accepted = Accepted({}, {"x": 1000, "wide": 1000}, {"wide": 0.05})
+    assert accepted.has_grown("x", 1031) and not accepted.has_grown("x", 1030)
+    assert accepted.has_grown("wide", 1101) and not accepted.has_grown("wide", 1100)
+    assert not accepted.has_grown("unknown", 1)

@@ -82,11 +82,25 @@ def test_a_silent_server_is_an_error(serve: Serve) -> None:
         connection.ask("GET", "/a")
 
 
+def test_the_answer_to_head_has_no_body(serve: Serve) -> None:
+    found = b"HTTP/1.1 200 OK\r\nX-Stat: one\r\nContent-Length: 100\r\n\r\n"
+    missing = b"HTTP/1.1 404 Not Found\r\nContent-Length: 100\r\n\r\n"
+    path = serve([found[:20], found[20:]], [found], [missing])
+    with wire.Connection(path) as connection:
+        assert connection.head("/a").endswith(b"X-Stat: one\r\nContent-Length: 100")
+        assert connection.head("/a").startswith(b"HTTP/1.1 200")
+        with pytest.raises(ValueError, match="HEAD /a: 404"):
+            connection.head("/a")
+
+
 def test_what_an_engine_has_not_got_is_not_a_wrong_answer() -> None:
     assert isinstance(wire.refusal("x", 404, b'{"message":"page not found"}'), wire.Lacks)
     assert isinstance(wire.refusal("x", 501, b""), wire.Lacks)
+    assert isinstance(wire.refusal("x", 500, b'{"message":"option: invalid log driver"}'), wire.Lacks)
+    assert isinstance(wire.refusal("x", 400, b'{"message":"client version 1.42 is too new."}'), wire.Lacks)
     assert isinstance(wire.refusal("x", 404, b'{"message":"No such container: x"}'), ValueError)
     assert isinstance(wire.refusal("x", 500, b"oops"), ValueError)
+    assert isinstance(wire.refusal("x", 400, b'{"message":"invalid filter"}'), ValueError)
 
 
 def frame(data: bytes, stream: int = 1) -> bytes:
@@ -107,7 +121,8 @@ def test_frames_are_counted_however_they_come(size: int, early: int) -> None:
 
     thread = threading.Thread(target=send)
     thread.start()
-    assert wire.drain(here, text[:early]) == 1003
+    with here:
+        assert wire.drain(here, text[:early]) == 1003
     thread.join()
 
 
@@ -116,5 +131,22 @@ def test_frames_of_another_stream_and_halves_are_errors() -> None:
         here, there = socket.socketpair()
         there.sendall(text)
         there.close()
-        with pytest.raises(ValueError, match=message):
+        with here, pytest.raises(ValueError, match=message):
             wire.drain(here, b"")
+
+
+def test_reading_ends_at_a_limit_while_the_stream_stays_open() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(frame(b"abc") + frame(b"defg"))
+        assert wire.drain(here, b"", 7) == 7
+        there.sendall(frame(b"more"))
+        there.shutdown(socket.SHUT_WR)
+        assert wire.drain(here, b"") == 4
+    here, there = socket.socketpair()
+    with here, there:
+        there.sendall(b"a~b~")
+        assert wire.drain_raw(here, b"~", b"~", 3) == 3
+        there.sendall(b"~")
+        there.shutdown(socket.SHUT_WR)
+        assert wire.drain_raw(here, b"", b"~") == 1
