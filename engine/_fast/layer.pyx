@@ -12,6 +12,9 @@ Whiteouts (OCI Image Specification, "Representing Changes"): `.wh.NAME` becomes 
 names that begin with `.wh..wh.` are aufs's metadata and left out. `unpack` gives none of these
 names a meaning.
 
+An entry replaces an earlier one of its name. `apply` tells of such names, because dockerd takes no
+layer that has one.
+
 `unpack` writes to a live container, which may change its file system at any time. The result may
 then be wrong, but it stays inside the container: every directory is opened from the container's
 root, across its volumes, and an entry is created by its last name in that directory. Archives that
@@ -30,7 +33,7 @@ from libc.errno cimport (
 )
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdio cimport snprintf
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset, strcmp, strlen, strncmp, strrchr
 from posix.time cimport timespec
 
@@ -55,6 +58,9 @@ cdef enum:
     RESERVE = 512 << 20
     INODES = 4096           # inodes likewise
     FEW = 64                # files after which starting threads pays
+
+    FIRST_NAMES = 1024      # slots for names at first
+    MOST_NAMES = 4 << 20    # and at most, which take 32 MiB
 
 # bytes of directory names kept until their times are set
 cdef int64_t MAX_NAMES = 32 * 1024 * 1024
@@ -101,6 +107,77 @@ cdef int clean(const char *raw, char *path) noexcept nogil:
     return <int>length
 
 
+cdef uint64_t hash_of(const char *raw, const char *path, size_t length) noexcept nogil:
+    """A hash of a name as Go's filepath.Clean writes it: `path` is the clean form of `raw` without
+    a leading slash. Never 0.
+    """
+    cdef uint64_t word, hashed = length * 2 + (raw[0] == b"/")
+    cdef size_t at = 0, part
+    while at < length:
+        part = length - at
+        word = 0
+        memcpy(&word, path + at, part if part < 8 else 8)
+        hashed = (hashed ^ word) * <uint64_t>0x9FB21C651E98DF25
+        hashed ^= hashed >> 32
+        at += 8
+    hashed *= <uint64_t>0x9FB21C651E98DF25
+    hashed ^= hashed >> 29
+    return hashed if hashed else 1
+
+
+cdef class _Names:
+    """The names of a layer's entries, as hashes in an open-addressing table."""
+
+    cdef uint64_t *slots
+    cdef size_t room
+    cdef size_t used
+
+    def __cinit__(self):
+        self.slots = <uint64_t *>calloc(FIRST_NAMES, sizeof(uint64_t))
+        if self.slots == NULL:
+            raise MemoryError()
+        self.room = FIRST_NAMES
+
+    def __dealloc__(self):
+        free(self.slots)
+
+    cdef int add(self, uint64_t name) noexcept nogil:
+        """Returns 1 for a name that is there already, otherwise 0. Names beyond half of MOST_NAMES
+        are not kept.
+        """
+        cdef size_t at = name & (self.room - 1)
+        while self.slots[at]:
+            if self.slots[at] == name:
+                return 1
+            at = (at + 1) & (self.room - 1)
+        if self.used * 2 < self.room or self.grow():
+            self.put(name)
+        return 0
+
+    cdef void put(self, uint64_t name) noexcept nogil:
+        cdef size_t at = name & (self.room - 1)
+        while self.slots[at]:
+            at = (at + 1) & (self.room - 1)
+        self.slots[at] = name
+        self.used += 1
+
+    cdef bint grow(self) noexcept nogil:
+        cdef uint64_t *before = self.slots
+        cdef uint64_t *after
+        cdef size_t index, room = self.room
+        if room * 4 > MOST_NAMES:
+            return False
+        after = <uint64_t *>calloc(room * 4, sizeof(uint64_t))
+        if after == NULL:
+            return False
+        self.slots, self.room, self.used = after, room * 4, 0
+        for index in range(room):
+            if before[index]:
+                self.put(before[index])
+        free(before)
+        return True
+
+
 cdef class _Extraction:
     """One `apply` or `unpack` while it runs."""
 
@@ -120,6 +197,8 @@ cdef class _Extraction:
     cdef int64_t refused            # extended attributes that were not set
     cdef bint root_met
     cdef int races                  # attempts that failed because others used this entry's name
+    cdef _Names met                 # names of the entries so far; None in `unpack`
+    cdef char repeated[4096]        # the first one that occurred again, "" for none
     cdef bint into                  # `unpack`: a live container, across its mounts
     cdef bint owned                 # all entries get `uid` and `gid`
     cdef uint32_t uid
@@ -412,6 +491,10 @@ cdef class _Extraction:
             return self.fail(
                 b"the entry leads out of the directory" if self.into else b"the entry leads out of the layer"
             )
+        if not self.into and self.met.add(hash_of(entry.name, self.path, length)) and self.repeated[0] == 0:
+            memcpy(self.repeated, self.path, length + 1)
+            if length == 0:
+                self.repeated[0] = b"/"
         if length == 0:
             if self.into and entry.type == b"5":
                 return 0            # `unpack` leaves the directory itself unchanged
@@ -934,14 +1017,15 @@ def apply(
     files. `finish(size)`, with the size of the stream, comes last.
 
     Returns bytes of files and link targets, the number of entries, the paths of directories that
-    have no entry of their own (b"" for the root), and the number of extended attributes that were
-    not set.
+    have no entry of their own (b"" for the root), the number of extended attributes that were not
+    set, and the first name that occurs twice, b"" without one.
     """
     cdef Reader reader = Reader(source, offset=offset, size=size, digest=digest, tar_split=tar_split)
     cdef _Extraction extraction = _Extraction(directory, reader)
     cdef Py_buffer counters
     cdef size_t index
     cdef int status
+    extraction.met = _Names()
     if progress is None:
         with nogil:
             status = extraction.run()
@@ -970,7 +1054,7 @@ def apply(
         for index in range(extraction.directory_count):
             if not extraction.directories[index].implied:
                 implied.pop(<bytes>extraction.directories[index].path, None)
-    return extraction.size, reader.entries, list(implied), extraction.refused
+    return extraction.size, reader.entries, list(implied), extraction.refused, <bytes>extraction.repeated
 
 
 def unpack(source, int root, bytes at not None, *, bint keep_kinds=False, tuple owner=None):

@@ -256,6 +256,7 @@ cdef extern from "<sys/socket.h>" nogil:
         SO_ERROR
         SO_KEEPALIVE
         SO_LINGER
+        SO_PROTOCOL
         SO_RCVBUF
         SO_REUSEADDR
         SO_SNDBUF

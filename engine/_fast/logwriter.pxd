@@ -53,7 +53,7 @@ cdef class LogWriter(Sink):
     cdef Py_ssize_t entries_since(self, uint64_t inode, int64_t offset) except -1
     cdef tuple count_after(self, bytes name, uint64_t inode, int64_t offset)
     cdef int begin(self) except -1
-    cdef void mark(self) noexcept
+    cdef bint mark(self) noexcept
     cdef int finish(self) except -1
     cdef void take(self, int stream, const char *data, size_t size) noexcept nogil
     cdef void cut(self, size_t at) noexcept nogil

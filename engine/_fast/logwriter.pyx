@@ -57,6 +57,7 @@ cdef class LogWriter(Sink):
     split. Time stamps strictly increase within the file set, also after the log is reopened and
     when the clock is set back by `LEAP` or less. If it is set back further, they go back too, and
     the live file gets the mode bit `DISORDERED`: readers must not search by time up to its end.
+    While the file cannot get that bit, time stamps go on to increase.
     The last digit of a time stamp is never 0, so that Docker's form, which drops trailing zeros,
     always has nine digits too.
 
@@ -329,16 +330,17 @@ cdef class LogWriter(Sink):
         now_ns = <int64_t>now.tv_sec * 1000000000 + now.tv_nsec
         if now_ns - 1 > self.last:
             self.last = now_ns - 1
-        elif self.last - now_ns > LEAP:  # the clock was ahead
+        elif self.last - now_ns > LEAP and self.mark():  # the clock was ahead
             self.last = now_ns - 1
-            self.mark()
         return 0
 
-    cdef void mark(self) noexcept:
-        """Note at the live file that time stamps go back at its end."""
+    cdef bint mark(self) noexcept:
+        """Note at the live file that time stamps go back at its end. Returns True if it is noted.
+
+        Otherwise they must not go back yet: a search by time would miss entries.
+        """
         cdef struct_stat status
-        if fstat(self.fd, &status) == 0:
-            fchmod(self.fd, (status.st_mode & 0o7777) | DISORDERED)
+        return fstat(self.fd, &status) == 0 and fchmod(self.fd, (status.st_mode & 0o7777) | DISORDERED) == 0
 
     cdef int finish(self) except -1:
         global spare_out

@@ -1,10 +1,12 @@
 # cython: language_level=3
-"""IPv6 connections to containers that have only IPv4 addresses: the monitor accepts them and
-forwards them.
+"""Connections to published ports that no rule of the host leads to containers: the monitor accepts
+them and forwards them.
 
-The host's rules redirect connections for published ports to one listening socket (TPROXY). Each
-connection is forwarded to its own port at an IPv4 address. Not here: the loop (`pump.pyx`), the
-rules (`engine/networks`).
+One listening socket gets the IPv6 connections to containers that have only IPv4 addresses: rules
+redirect them to it (TPROXY), and each is forwarded to its own port at an IPv4 address. On a host
+where the engine writes no rules, each published port has a listening socket, whose connections are
+forwarded to one address and port. Not here: the loop (`pump.pyx`), the rules (`engine/networks`),
+datagrams (`monitor/datagrams.py`).
 
 Owns:    the listening socket given to `Relay`, until it is closed, and both sockets of every
          connection.
@@ -19,9 +21,9 @@ from libc.string cimport memcpy, memset
 
 from engine._fast.linux cimport (
     AF_INET, AF_INET6, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT, EPOLLOUT, IPPROTO_TCP, MSG_DONTWAIT, MSG_NOSIGNAL,
-    SHUT_WR, SO_ERROR, SO_KEEPALIVE, SO_LINGER, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET, TCP_KEEPIDLE,
-    TCP_NODELAY, accept4, connect, getsockname, getsockopt, linger, recv, send, setsockopt, shutdown, sockaddr_in,
-    sockaddr_in6, socket, socklen_t,
+    SHUT_WR, SO_ERROR, SO_KEEPALIVE, SO_LINGER, SO_PROTOCOL, SOCK_CLOEXEC, SOCK_NONBLOCK, SOCK_STREAM, SOL_SOCKET,
+    TCP_KEEPIDLE, TCP_NODELAY, accept4, connect, getsockname, getsockopt, htons, linger, recv, send, setsockopt,
+    shutdown, sockaddr_in, sockaddr_in6, socket, socklen_t,
 )
 from engine._fast.pump cimport READ, READS, Kept, Loop, Source
 
@@ -40,22 +42,39 @@ cdef uint16_t port_of(int fd) noexcept nogil:
     return own.sin6_port
 
 
+cdef class Room:
+    """How many connections the relays of one monitor may have at once."""
+
+    cdef public int count
+    cdef readonly int most
+
+    def __init__(self, int most):
+        self.most = most
+
+
 cdef class Relay(Source):
-    """A listening IPv6 socket. Connections that it has forwarded continue without it."""
+    """A listening socket. Connections that it has forwarded continue without it."""
 
-    cdef uint32_t address       # network order
-    cdef uint16_t port          # the listening socket's own port; network order
-    cdef readonly int count
-    cdef int most
+    cdef char[16] address
+    cdef int family             # of the address
+    cdef uint16_t port          # where connections go; 0: the port that the client has connected to
+    cdef uint16_t own           # the listening socket's own port, of a socket at IPv6
+    cdef int protocol
+    cdef Room room
 
-    def __init__(self, Loop loop not None, int fd, bytes address not None, int most):
+    def __init__(self, Loop loop not None, int fd, bytes address not None, Room room not None, uint16_t port=0):
+        cdef socklen_t length = sizeof(self.protocol)
         self.loop = loop
         self.fd = fd
-        self.most = most
-        if PyBytes_GET_SIZE(address) != 4:
-            raise ValueError("not an IPv4 address")
-        memcpy(&self.address, PyBytes_AS_STRING(address), 4)
-        self.port = port_of(fd)
+        self.room = room
+        if PyBytes_GET_SIZE(address) not in (4, 16):
+            raise ValueError("not an address")
+        self.family = AF_INET if PyBytes_GET_SIZE(address) == 4 else AF_INET6
+        memcpy(self.address, PyBytes_AS_STRING(address), PyBytes_GET_SIZE(address))
+        self.port = htons(port)
+        self.own = port_of(fd)
+        if getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &self.protocol, &length) < 0:
+            self.protocol = 0
         self.want(EPOLLIN)
 
     def close(self) -> None:
@@ -67,8 +86,8 @@ cdef class Relay(Source):
         for turn in range(ACCEPTS):
             if self.closed:
                 return 0
-            if self.count >= self.most:
-                self.want(EPOLLONESHOT)
+            if self.room.count >= self.room.most:
+                self.wait()
                 return 0
             accepted = accept4(self.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)
             if accepted >= 0:
@@ -77,44 +96,59 @@ cdef class Relay(Source):
                 return 0
             # no free descriptor: the waiting connection would wake the loop again and again
             elif errno != EINTR and errno != ECONNABORTED:
-                self.want(EPOLLONESHOT)
-                self.loop.call_later(1, self.go_on)
+                self.wait()
                 return 0
         return 0
 
+    cdef int wait(self) except -1:
+        self.want(EPOLLONESHOT)
+        self.loop.call_later(1, self.go_on)
+        return 0
+
     def go_on(self) -> None:
-        if not self.closed and self.count < self.most:
+        if self.closed:
+            return
+        if self.room.count < self.room.most:
             self.want(EPOLLIN)
+        else:
+            self.loop.call_later(1, self.go_on)
 
     cdef int pass_on(self, int accepted) except -1:
-        """Connect to `address`, at the port that the client connected to."""
-        cdef sockaddr_in target
-        cdef uint16_t port = port_of(accepted)
-        cdef int one = 1, idle = KEEPALIVE, descriptor
+        """Connect to `address`, at `port` or the port that the client connected to."""
+        cdef sockaddr_in of4
+        cdef sockaddr_in6 of6
+        cdef uint16_t port = self.port if self.port else port_of(accepted)
+        cdef int one = 1, idle = KEEPALIVE, descriptor, failed
         cdef End near = End.__new__(End), far
         near.loop = self.loop
         near.fd = accepted
-        if port == 0 or port == self.port:
+        if self.port == 0 and (port == 0 or port == self.own):
             return near.reset()         # a direct connection, which no rule redirected
-        memset(&target, 0, sizeof(target))
-        target.sin_family = AF_INET
-        target.sin_port = port
-        target.sin_addr.s_addr = self.address
         far = End.__new__(End)
         far.loop = self.loop
-        far.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)
+        far.fd = socket(self.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, self.protocol)
         if far.fd < 0:
             return near.reset()
         for descriptor in (accepted, far.fd):
             setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))
             setsockopt(descriptor, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one))
             setsockopt(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle))
-        if connect(far.fd, &target, sizeof(target)) < 0 and errno != EINPROGRESS:
+        if self.family == AF_INET:
+            memset(&of4, 0, sizeof(of4))
+            of4.sin_family, of4.sin_port = AF_INET, port
+            memcpy(&of4.sin_addr, self.address, 4)
+            failed = connect(far.fd, &of4, sizeof(of4))
+        else:
+            memset(&of6, 0, sizeof(of6))
+            of6.sin6_family, of6.sin6_port = AF_INET6, port
+            memcpy(&of6.sin6_addr, self.address, 16)
+            failed = connect(far.fd, &of6, sizeof(of6))
+        if failed < 0 and errno != EINPROGRESS:
             far.reset()
             return near.reset()
         near.other, far.other = far, near
         near.relay = far.relay = self
-        self.count += 1
+        self.room.count += 1
         far.connecting = True
         try:
             near.arm()
@@ -233,6 +267,7 @@ cdef class End(Source):
         self.loop.drop(&other.kept)
         self.other = other.other = None
         self.relay = other.relay = None
-        relay.count -= 1
-        relay.go_on()
+        relay.room.count -= 1
+        if not relay.closed:
+            relay.want(EPOLLIN)
         return 0

@@ -468,9 +468,9 @@ cdef class Reader:
             return -1
         if self.padding:
             got = self.need(<size_t>self.padding)
-            if got == 0 and not self.recording:
+            if got == 0:
                 # Go's tar.Writer pads an entry only at the next entry or at Close. A program that
-                # does not call Close ends the archive here, which Docker accepts.
+                # does not call Close ends the archive here, which Docker accepts: umoci insert.
                 self.finished = True
                 return 0
             if got < 0 or self.skip(self.padding) < 0:

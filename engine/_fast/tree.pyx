@@ -5,6 +5,8 @@ Owns:    nothing between calls. At most 64 directories are open at a time.
 Threads: any number at once. The GIL is released for the whole of a call.
 Raises:  OSError with the kernel's errno.
 """
+from cpython.bytes cimport PyBytes_AsString
+from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.errno cimport (
     EEXIST, EISDIR, ELOOP, ENOENT, ENOTDIR, ENOTEMPTY, EPERM, errno,
 )
@@ -15,13 +17,19 @@ import os
 
 from engine._fast.linux cimport (
     AT_REMOVEDIR, AT_SYMLINK_NOFOLLOW, DIR, DT_DIR, O_CLOEXEC, O_DIRECTORY, O_NOFOLLOW, O_RDONLY,
-    S_ISDIR, S_ISLNK, S_ISREG, close, closedir, dirent, dirfd, fdopendir, fstatat, is_dot, openat,
-    readdir, renameat, rewinddir, stat_t, unlinkat,
+    RESOLVE_BENEATH, RESOLVE_NO_SYMLINKS, S_ISDIR, S_ISLNK, S_ISREG, close, closedir, dirent, dirfd, fdopendir,
+    fstatat, is_dot, openat, openat2, readdir, renameat, rewinddir, stat_t, unlinkat,
 )
 
 cdef enum:
     MAX_OPEN = 64           # directories open at once
     MAX_SERIAL = 100000     # attempts to find a name that the tree does not have yet
+
+
+cdef struct Size:
+    const char *path
+    int64_t alone           # bytes of files with one name
+    double shared           # bytes of the others, divided among their names
 
 
 cdef struct Removal:
@@ -195,3 +203,32 @@ def usage(int directory):
     with nogil:
         measure(fd, &size, &shared, &entries, 0)
     return size + round(shared), entries
+
+
+def sizes(int root, list paths not None):
+    """As the bytes of `usage`, of each directory below the descriptor `root`. Links in the paths
+    are errors (ELOOP).
+
+    Where a directory cannot be opened the size is its errno, negative.
+    """
+    cdef Py_ssize_t index, count = len(paths)
+    cdef int64_t entries = 0
+    cdef int fd
+    cdef Size *found = <Size *>PyMem_Calloc(max(count, 1), sizeof(Size))
+    if found == NULL:
+        raise MemoryError
+    try:
+        for index in range(count):
+            found[index].path = PyBytes_AsString(paths[index])
+        with nogil:
+            for index in range(count):
+                fd = openat2(
+                    root, found[index].path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS
+                )
+                if fd < 0:
+                    found[index].alone = -errno
+                else:
+                    measure(fd, &found[index].alone, &found[index].shared, &entries, 0)
+        return [found[index].alone + round(found[index].shared) for index in range(count)]
+    finally:
+        PyMem_Free(found)

@@ -22,13 +22,15 @@ import contextlib
 import logging
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from engine.errors import EngineError, Forbidden, NotFound, ServerError
+from engine import metrics
+from engine.errors import EngineError, Forbidden, NotFound, ServerError, words
 from engine.network_rules import SWARM, Address, is_swarm_id
 from engine.networks import endpoints, requested, sandboxes
 from engine.networks.drivers import error_context
@@ -111,9 +113,10 @@ class Attachments:
         self._sandboxes: dict[str, Sandbox] = {}
         """By container id."""
         self._names = networks.names
-        self._resolver = Resolver(self._names)
+        self._resolver = Resolver(self._names, networks.host_servers.read)
+        drivers = networks.drivers
         self._publishing = Publishing(
-            networks.drivers.filter, networks.workers.run, networks.drivers.reflect, self._lead
+            drivers.filter, drivers.firewall, networks.serving, networks.workers.run, drivers.reflect, self._lead
         )
 
     async def open(self) -> None:
@@ -165,6 +168,7 @@ class Attachments:
         Raises NotFound for a missing network, InvalidParameter and Forbidden for addresses,
         ServerError when they or the ports of a bridge are exhausted or the kernel refuses.
         """
+        began = time.monotonic()
         if container_id in self._sandboxes:
             await self.leave(container_id)
         if container_id in self._remote:
@@ -220,6 +224,7 @@ class Attachments:
         for found, _ in plans:
             self._appeared(found, sandbox)
         path = None if any(found.record.name == HOST for found, _ in plans) else _path(sandbox.namespace)
+        metrics.NETWORK_ACTIONS.since("allocate", began)
         return Joined(path, {found.record.name: sandbox.endpoints[found.record.id] for found, _ in plans})
 
     async def _assemble(
@@ -310,6 +315,7 @@ class Attachments:
         sandbox = self._sandboxes.get(container_id)
         if sandbox is None:
             return
+        began = time.monotonic()
         async with sandbox.lock:
             if self._sandboxes.pop(container_id, None) is None:
                 return
@@ -334,6 +340,7 @@ class Attachments:
                         left.append(found)
                 for found in left:
                     await self._give_back(container_id, found)
+        metrics.NETWORK_ACTIONS.since("release", began)
 
     async def restore(
         self,
@@ -373,7 +380,7 @@ class Attachments:
                 try:
                     sandbox.namespace = namespaces.of_process(process.pid, process.pidfd, "net")
                 except OSError as error:  # the process has ended; its exit will undo all this
-                    _log.info("container %s: opening its network namespace: %s", container_id, error)
+                    _log.info("container %s: opening its network namespace: %s", container_id, words(error))
         if not sandbox.endpoints:
             return
         self._sandboxes[container_id] = sandbox
@@ -456,7 +463,10 @@ class Attachments:
 
         Raises as `check` and `join` do; NotFound when it has no networks of its own.
         """
-        return await uninterrupted(self._connect(container_id, text, wanted, process, assigned or {}))
+        began = time.monotonic()
+        connected = await uninterrupted(self._connect(container_id, text, wanted, process, assigned or {}))
+        metrics.NETWORK_ACTIONS.since("connect", began)
+        return connected
 
     async def _connect(
         self, container_id: str, text: str, wanted: EndpointSettings, process: Process, assigned: Assigned

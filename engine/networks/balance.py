@@ -37,6 +37,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address
 
+from engine.errors import words
 from engine.networks import slots
 from engine.system import namespaces, netfilter, sysctls
 from engine.system.netfilter import NetfilterError
@@ -164,7 +165,7 @@ class Balance:
                 namespace = os.dup(self._namespace)
             _forget(namespace, withdrawn, socket.IPPROTO_UDP)
         except (NetfilterError, OSError) as error:
-            _log.warning("cannot remove UDP connections of backends that have gone: %s", error)
+            _log.warning("cannot remove UDP connections of backends that have gone: %s", words(error))
 
     def forget_unanswered(self, backends: Iterable[IPv4Address]) -> None:
         """Forget the TCP connections that those backends have never answered which are still
@@ -181,7 +182,7 @@ class Balance:
                 namespace = os.dup(self._namespace)
             _forget(namespace, withdrawn, socket.IPPROTO_TCP, unanswered=True)
         except OSError as error:
-            _log.warning("cannot remove connections to backends that have gone: %s", error)
+            _log.warning("cannot remove connections to backends that have gone: %s", words(error))
 
     def _still_withdrawn(self, backends: Iterable[IPv4Address]) -> frozenset[bytes]:
         return frozenset(each.packed for each in backends if not self._uses[each.packed])
@@ -248,7 +249,7 @@ class Balance:
                     self._kernel = NftSocket()
                 yield self._kernel
         except OSError as error:
-            raise NetfilterError(f"services: {error}") from error
+            raise NetfilterError(f"services: {words(error)}") from error
 
     def _begin(self, wanted: Mapping[bytes, Sequence[bytes]]) -> Collection[bytes]:
         """Install the rules and go on from the slots that an earlier daemon left."""

@@ -16,17 +16,18 @@ import errno
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from ipaddress import AddressValueError, IPv4Interface, IPv6Interface, NetmaskValueError, ip_network
+from ipaddress import IPv4Interface, IPv6Interface, ip_network
 
 import msgspec
 
-from engine.errors import Forbidden, InvalidParameter, ServerError
-from engine.network_rules import Subnet, free_subnet, span
+from engine.errors import Forbidden, ServerError, words
+from engine.network_rules import Pool, Subnet, span
 from engine.networks import host, sandboxes
+from engine.networks.default import DEFAULT_MTU, DefaultNetwork
 from engine.networks.driver import Gateways, SubnetContested
-from engine.networks.endpoints import Network
+from engine.networks.endpoints import Network, with_prefix
 from engine.networks.filter import Filter
-from engine.networks.ipam import DEFAULT_POOLS, AddressPool
+from engine.networks.ipam import BRIDGE_POOLS, choose
 from engine.networks.network import BRIDGE
 from engine.networks.publishing import bridges_call_netfilter
 from engine.networks.sandboxes import BridgeStock, Interface
@@ -48,20 +49,35 @@ class BridgeDriver:
 
     routes = True
 
-    def __init__(self, links: RouteSocket, table: Filter, alias: str, configured: IPv4Interface | None) -> None:
-        """`alias` marks bridges of user-defined networks, `configured` is the default bridge's
-        subnet, if given.
+    def __init__(
+        self,
+        links: RouteSocket,
+        table: Filter,
+        alias: str,
+        default: DefaultNetwork,
+        pools: Sequence[Pool],
+        subnet6: Callable[[Network], Subnet],
+        forward: Callable[..., None],
+    ) -> None:
+        """`alias` marks bridges of user-defined networks. The default bridge gets one of the pools
+        and `subnet6`, unless `default` says otherwise. `forward` is `host.forward`, if the engine
+        may switch forwarding on.
         """
         self._links = links
         self._filter = table
         self._alias = alias
-        self._configured = configured
+        self._default = default
+        self._pools = pools
+        self._subnet6 = subnet6
+        self._forward = forward
         self._putting_back = threading.Lock()
         self._stock: BridgeStock | None = None
 
-    def open_stock(self, default: Network) -> None:
-        """From now on keep sandboxes ready, on the default bridge."""
-        self._stock = BridgeStock(self._links, lambda: self.port(default))
+    def open_stock(self, default: Network | None) -> None:
+        """From now on keep sandboxes ready, on the default bridge. Without one, each is made when
+        it is needed.
+        """
+        self._stock = BridgeStock(self._links, (lambda: self.port(default)) if default is not None else None)
 
     def close(self) -> None:
         """Release the stock. Bridges stay."""
@@ -96,7 +112,7 @@ class BridgeDriver:
         made.record = msgspec.structs.replace(record, lent=tuple(map(str, lent)))
         try:
             if 6 in made.pools:
-                host.forward(self._links, ipv6=True)
+                self._forward(self._links, ipv6=True)
             if netfilter.available():
                 self._filter.add_network(made.rules)
         except netfilter.NetfilterError as error:
@@ -121,19 +137,70 @@ class BridgeDriver:
 
     def restore(self, found: Network) -> None:
         if found.record.name == BRIDGE:
-            found.link, interface = open_default(self._links, found.bridge, self._configured)
-            found.gateways[4] = interface
-            found.pools[4] = AddressPool(BRIDGE, interface.network, (interface.ip,))
+            self._restore_default(found)
         else:
             gateways, mtu = found.own_addresses, found.options.mtu
             found.link, _ = open_user(self._links, found.bridge, self._alias, gateways, mtu)
         found.adopted = not self.made(found)
 
+    def _restore_default(self, found: Network) -> None:
+        default, existed = self._default, self._keep_default(found)
+        given, mtu = default.own.get(4), default.options.mtu or DEFAULT_MTU
+        link, interface = open_default(self._links, found.bridge, default.wanted(4), self._pools, mtu=mtu)
+        if given is not None and given.network != interface.network:
+            _log.warning(
+                "bridge %s keeps its subnet %s, not %s, as it is in use or the host's",
+                found.bridge,
+                interface.network,
+                given,
+            )
+        own: dict[int, IPv4Interface | IPv6Interface] = {4: interface}
+        lent: tuple[IPv4Interface | IPv6Interface, ...] = ()
+        try:
+            if default.ipv6:
+                own[6] = default.wanted(6) or first_host(self._subnet6(found))
+            found.record = default.record(found.record, own)
+            if default.ipv6:
+                lent = add_addresses(self._links, link, host.ALIAS, [own[6]])
+        except BaseException:
+            if not existed:
+                self._links.outcomes([rtnl.delete_link(link.name)])
+            raise
+        found.record = msgspec.structs.replace(found.record, lent=tuple(map(str, lent)))
+        found.link, found.options, found.routers = link, default.options, default.gateways
+        found.fill()
+
+    def _keep_default(self, found: Network) -> bool:
+        """True if there is a default bridge. One of a daemon before is deleted if it has other
+        addresses than the configuration now says, and no container.
+        """
+        bridge = self._links.link(found.bridge)
+        if bridge is None or bridge.alias != host.ALIAS or not self._differs(bridge, found):
+            return bridge is not None
+        if any(link.master == bridge.ifindex for link in self._links.links()):
+            return True
+        _log.info("bridge %s is made again, with other addresses", found.bridge)
+        self._links.apply(rtnl.delete_link(found.bridge))
+        return False
+
+    def _differs(self, bridge: Link, found: Network) -> bool:
+        default = self._default
+        fourth = [each.interface for each in self._links.addresses(bridge.ifindex)]
+        wanted = default.wanted(4)
+        if wanted is not None and fourth and wanted not in fourth:
+            return True
+        spans = {(low, high) for low, high, index in self._links.address_spans(6) if index == bridge.ifindex}
+        subnets = {span(_LINK_LOCAL.network)}
+        if default.ipv6:
+            given = default.wanted(6)
+            subnets.add(span(given.network if given is not None else self._subnet6(found)))
+        return bool(spans) and not spans <= subnets
+
     def unmake(self, found: Network) -> None:
         try:
             remove(self._links, found.bridge, self._alias_of(found), found.lent)
         except OSError as error:
-            _log.warning("bridge %s: %s", found.bridge, error)
+            _log.warning("bridge %s: %s", found.bridge, words(error))
         if netfilter.available():
             try:
                 self._filter.remove_network(found.bridge)
@@ -198,7 +265,9 @@ class BridgeDriver:
                     if found.record.name == BRIDGE:
                         own = found.gateways[4]
                         assert isinstance(own, IPv4Interface)
-                        link, _ = open_default(self._links, found.bridge, own)
+                        link, _ = open_default(self._links, found.bridge, own, mtu=found.options.mtu or DEFAULT_MTU)
+                        if 6 in found.gateways:
+                            add_addresses(self._links, link, host.ALIAS, [found.gateways[6]])
                     else:
                         gateways, mtu = found.own_addresses, found.options.mtu
                         link, _ = open_user(self._links, found.bridge, self._alias, gateways, mtu)
@@ -231,13 +300,20 @@ class BridgeDriver:
                     self.reflect(endpoint_id)
             except OSError as error:
                 if error.errno != errno.ENODEV:
-                    _log.warning("network %s: %s", found.record.name, error)
+                    _log.warning("network %s: %s", found.record.name, words(error))
 
 
 # --- links ----------------------------------------------------------------------------------------
 
 
-def open_default(links: RouteSocket, name: str, configured: IPv4Interface | None) -> tuple[Link, IPv4Interface]:
+def open_default(
+    links: RouteSocket,
+    name: str,
+    configured: IPv4Interface | IPv6Interface | None,
+    pools: Sequence[Pool] = BRIDGE_POOLS,
+    *,
+    mtu: int = DEFAULT_MTU,
+) -> tuple[Link, IPv4Interface]:
     """The default bridge and its address: created, or adopted with the address that it has."""
     bridge = links.link(name)
     if bridge is None:
@@ -250,28 +326,26 @@ def open_default(links: RouteSocket, name: str, configured: IPv4Interface | None
         )
     own = [address.interface for address in links.addresses(bridge.ifindex)]
     if own:
-        if configured is not None and configured.network != own[0].network:
-            _log.warning(
-                "bridge %s keeps its subnet %s, not %s: remove the bridge to change it",
-                name,
-                own[0].network,
-                configured,
-            )
         interface = own[0]
-    elif configured is not None:
+    elif isinstance(configured, IPv4Interface):
         interface = configured
     else:
-        subnet = free_subnet(host.taken(links), DEFAULT_POOLS)
+        subnet = choose(pools, host.occupied(links))
         if subnet is None:
             raise ServerError(
-                "no address pool is free: every default pool overlaps a route of this host; give --bridge-subnet"
+                f"bridge {name}: all predefined address pools have been fully subnetted, or overlap a subnet of this "
+                "host: set --bridge-subnet, or other pools by --default-address-pool"
             )
         interface = IPv4Interface((subnet[1], subnet.prefixlen))
     if not own:
         links.apply(rtnl.add_address(bridge.ifindex, interface))
     if bridge.alias == host.ALIAS:
         host.ignore_router_advertisements(name)
-    links.apply(rtnl.change_link(name, up=True, without_ipv6_address=host.has_ipv6(bridge.mtu)))
+        # Ports change an MTU that was not set, or only at the creation.
+        mtu = mtu if mtu != bridge.mtu else 0
+    else:
+        mtu = 0  # its owner's choice
+    links.apply(rtnl.change_link(name, up=True, without_ipv6_address=host.has_ipv6(mtu or bridge.mtu), mtu=mtu))
     return bridge, interface
 
 
@@ -298,24 +372,39 @@ def open_user(
     try:
         if bridge.alias == alias:
             host.ignore_router_advertisements(name)
-        # An address that takes IPv6 packets needs a link-local one beside it.
-        wanted = [*interfaces]
-        if any(interface.version == 6 for interface in wanted):
-            host.switch_on_ipv6(name)
-            wanted.append(_LINK_LOCAL)
-        changes = [rtnl.change_link(name, up=True, without_ipv6_address=host.has_ipv6(bridge.mtu))]
-        changes += [rtnl.add_address(bridge.ifindex, interface) for interface in wanted]
-        outcomes = links.outcomes(changes)
-        added = tuple(each for each, outcome in zip(wanted, outcomes[1:], strict=True) if outcome is None)
-        for outcome in outcomes:
-            if outcome is not None and outcome.errno != errno.EEXIST:
-                raise outcome
+        added = add_addresses(links, bridge, alias, interfaces)
     except BaseException:
-        links.outcomes(
-            [rtnl.delete_link(name)] if made else [rtnl.delete_address(bridge.ifindex, each) for each in added]
-        )
+        if made:
+            links.outcomes([rtnl.delete_link(name)])
         raise
-    return bridge, () if bridge.alias == alias else added
+    return bridge, added
+
+
+def add_addresses(
+    links: RouteSocket, bridge: Link, alias: str, interfaces: Interfaces
+) -> tuple[IPv4Interface | IPv6Interface, ...]:
+    """Give a bridge these addresses, and bring it up. Returns those that were added to a bridge
+    which the engine did not make. A failure takes them away again.
+    """
+    # An address that takes IPv6 packets needs a link-local one beside it.
+    wanted = [*interfaces]
+    if any(interface.version == 6 for interface in wanted):
+        host.switch_on_ipv6(bridge.name)
+        wanted.append(_LINK_LOCAL)
+    changes = [rtnl.change_link(bridge.name, up=True, without_ipv6_address=host.has_ipv6(bridge.mtu))]
+    changes += [rtnl.add_address(bridge.ifindex, interface) for interface in wanted]
+    outcomes = links.outcomes(changes)
+    added = tuple(each for each, outcome in zip(wanted, outcomes[1:], strict=True) if outcome is None)
+    for outcome in outcomes:
+        if outcome is not None and outcome.errno != errno.EEXIST:
+            links.outcomes([rtnl.delete_address(bridge.ifindex, each) for each in added])
+            raise outcome
+    return () if bridge.alias == alias else added
+
+
+def first_host(subnet: Subnet) -> IPv4Interface | IPv6Interface:
+    """The first host's address, with the subnet's prefix."""
+    return with_prefix(subnet[1], subnet.prefixlen)
 
 
 def _made(links: RouteSocket, name: str, alias: str, mtu: int) -> Link:
@@ -348,19 +437,3 @@ def remove(links: RouteSocket, name: str, alias: str, lent: Interfaces = ()) -> 
     for outcome in links.outcomes(changes):
         if outcome is not None and outcome.errno not in (errno.ENODEV, errno.EADDRNOTAVAIL):
             raise outcome
-
-
-def configured_subnet(text: str) -> IPv4Interface | None:
-    """`172.30.0.0/16` (gateway is its first host) or `172.30.0.5/16` (gateway is that address)."""
-    if not text:
-        return None
-    try:
-        interface = IPv4Interface(text)
-    except (AddressValueError, NetmaskValueError, ValueError) as error:
-        raise InvalidParameter(f"bridge subnet {text!r} is not an IPv4 subnet: {error}") from error
-    network = interface.network
-    if network.prefixlen > 30:
-        raise InvalidParameter(f"bridge subnet {text!r} has no room for containers")
-    if interface.ip == network.broadcast_address:
-        raise InvalidParameter(f"bridge subnet {text!r}: the gateway can't be the broadcast address")
-    return IPv4Interface((network[1], network.prefixlen)) if interface.ip == network.network_address else interface

@@ -18,28 +18,30 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from ipaddress import IPv4Interface, IPv4Network, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError
-from engine.network_rules import OVERLAY, Subnet, free_subnet, span
+from engine.config import FIREWALL_MARK
+from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError, words
+from engine.network_rules import OVERLAY, Pool, Subnet, span
 from engine.networks import endpoints, host, network, sandboxes
 from engine.networks.bridge import BridgeDriver
+from engine.networks.default import DefaultNetwork
 from engine.networks.driver import Driver, Gateways, SubnetContested
 from engine.networks.endpoints import Network
-from engine.networks.filter import Filter
-from engine.networks.ipam import NETWORK_POOLS, NETWORK_PREFIX, UNIQUE_LOCAL_PREFIX, unique_local_subnet
+from engine.networks.filter import NO_ENTRIES, BridgeRules, Entries, Filter
+from engine.networks.firewall import Firewall
+from engine.networks.ipam import BRIDGE_POOLS, NETWORK_POOLS, UNIQUE_LOCAL_PREFIX, choose, unique_local_subnet
 from engine.networks.ipvlan import IpvlanDriver
 from engine.networks.macvlan import MacvlanDriver
-from engine.networks.network import BRIDGE, NO_IPAM, Overlay
+from engine.networks.network import BRIDGE, NO_IPAM, NetworkRecord, Overlay
 from engine.networks.ports import relay_socket
 from engine.networks.sandboxes import BridgeFull, Interface
 from engine.system import netfilter
 from engine.system.netlink.rtnl import RouteSocket
-from engine.system.threads import submit, uninterrupted
+from engine.system.threads import Threads, uninterrupted
 from engine.wire.containers import EndpointSettings
 
 if TYPE_CHECKING:
@@ -60,18 +62,18 @@ class Workers:
     """The threads that wait for the kernel."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="network")
+        self._pool = Threads(WORKERS, ready=True)
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
         """Run the function in a thread.
 
         A caller that is cancelled meanwhile waits for its end, so that it can undo it.
         """
-        return await uninterrupted(submit(self._pool, function, *arguments))
+        return await uninterrupted(self._pool.run(function, *arguments))
 
     async def undone_if_cancelled(self, undo: Callable[[T], None], function: Callable[..., T], *arguments: object) -> T:
         """As `run`. If the caller is cancelled, the result is undone in a thread first."""
-        running = submit(self._pool, function, *arguments)
+        running = self._pool.run(function, *arguments)
         try:
             return await uninterrupted(running)
         except asyncio.CancelledError:
@@ -81,18 +83,45 @@ class Workers:
 
     def close(self) -> None:
         """End the threads. Nothing runs in them any more."""
-        self._pool.shutdown()
+        self._pool.close()
+
+
+class PoolsExhausted(ServerError):
+    """No subnet is free for a network."""
+
+    def __init__(self, record: NetworkRecord, version: int) -> None:
+        super().__init__(
+            f"network {record.name}: could not find an available, non-overlapping IPv{version} address pool: all "
+            "predefined address pools have been fully subnetted: give the network a subnet, or the engine other "
+            "pools by --default-address-pool"
+        )
 
 
 class Drivers:
     """One engine's."""
 
-    def __init__(self, default_bridge: str, configured: IPv4Interface | None) -> None:
-        """`configured` is the default bridge's subnet, if given."""
-        self._default_bridge = default_bridge
-        self._configured = configured
+    def __init__(
+        self,
+        default: DefaultNetwork,
+        pools: Sequence[Pool] = (),
+        mark: int = FIREWALL_MARK,
+        *,
+        own_rules: bool = False,
+        no_rules: bool = False,
+        forwards: bool = True,
+        entries: Entries = NO_ENTRIES,
+    ) -> None:
+        """`pools` are those of the operator, of both IP versions. `mark`, `own_rules`: see
+        `Firewall`. `no_rules`: write none. `forwards`: switch on forwarding for the host.
+        `entries`: see `Filter`.
+        """
+        self._default = default
+        self._default_bridge = default.options.bridge
+        self._forwards = forwards
+        self._pools = {version: [pool for pool in pools if pool.base.version == version] for version in (4, 6)}
         # nftables takes the same letters as bridge names have
-        self.filter = Filter(f"engined-{default_bridge}")
+        self.filter = Filter(f"engined-{default.key}", mark, entries, off=no_rules)
+        self.firewall = Firewall(self.filter, mark, own=own_rules)
         self.relay: socket.socket | None = None
         """Accepts connections by IPv6 to published ports, for the monitor to pass on to
         `filter.RELAYED`.
@@ -109,7 +138,8 @@ class Drivers:
         """`engine_id` is the default bridge's network id, which the records keep."""
         self._engine_id = engine_id
         links = self._kernel = RouteSocket()
-        self._bridges = BridgeDriver(links, self.filter, self.alias, self._configured)
+        parts = links, self.filter, self.alias, self._default, self._pools[4] or BRIDGE_POOLS
+        self._bridges = BridgeDriver(*parts, self._default_subnet6, self._forward)
         self._by_name = {
             "bridge": self._bridges,
             "macvlan": MacvlanDriver(links, self.alias),
@@ -122,6 +152,7 @@ class Drivers:
             self._bridges.close()
         if self._kernel is None:
             return
+        self.firewall.close(remove)
         try:
             self.filter.close(remove)
         except netfilter.NetfilterError as error:
@@ -194,9 +225,10 @@ class Drivers:
             if each.record.remote:
                 each.fill()
         known = [each for each in networks if each.record.driver in self._by_name]
-        (default,) = (each for each in known if each.record.name == BRIDGE)
+        default = next((each for each in known if each.record.name == BRIDGE), None)
         users = [each for each in known if each is not default]
-        self.bridges.restore(default)
+        if default is not None:
+            self.bridges.restore(default)
         for each in users:
             each.fill()
         host.sweep(self._kernel, self.alias, self._names_of_links(known))
@@ -204,17 +236,54 @@ class Drivers:
             try:
                 self.of(each).restore(each)
             except (EngineError, OSError) as error:
-                _log.error("network %s: its link: %s", each.record.name, error)
-        host.forward(self._kernel, ipv6=any(6 in each.pools for each in users if each.routes))
+                _log.error("network %s: its link: %s", each.record.name, words(error))
+        everything = [default, *users] if default is not None else users
+        self._warn_of_routes(everything)
+        self._forward(self._kernel, ipv6=any(6 in each.pools for each in everything if each.routes))
+        rules = [each.rules for each in everything if each.routes]
+        if self.filter.off:
+            self.filter.open(rules)
+            self.firewall.clear()
+        else:
+            self._open_rules(rules)
+        self.bridges.open_stock(default)
+
+    def _open_rules(self, rules: Sequence[BridgeRules]) -> None:
         try:
             self.relay = relay_socket()
             port = self.relay.getsockname()[1] if self.relay is not None else 0
-            self.filter.open((each.rules for each in (default, *users) if each.routes), port)
+            self.filter.open(rules, port)
+            self.firewall.open()
         except netfilter.NetfilterError as error:
             _log.warning(
                 "bridge %s: no masquerade, containers do not reach beyond this host: %s", self._default_bridge, error
             )
-        self.bridges.open_stock(default)
+
+    def _forward(self, links: RouteSocket, *, ipv6: bool = False) -> None:
+        if self._forwards:
+            host.forward(links, ipv6=ipv6)
+
+    def _default_subnet6(self, default: Network) -> Subnet:
+        """The IPv6 subnet of the default network: that of its bridge, or a free one."""
+        index = self.kernel.link(default.bridge)
+        here = [span for span in self.kernel.address_spans(6) if index is not None and span[2] == index.ifindex]
+        for first, last, _ in here:
+            subnet = IPv6Network((first, 129 - (last - first + 1).bit_length()))
+            if any(subnet.subnet_of(pool.base) for pool in self._pools[6] if isinstance(pool.base, IPv6Network)):
+                return subnet
+        return self._subnet6(default.record, (), 0)
+
+    def _warn_of_routes(self, networks: Sequence[Network]) -> None:
+        """A network keeps its subnet, whatever has become of the host since it was made."""
+        occupied = {version: host.occupied(self.kernel, version) for version in (4, 6)}
+        for each in networks:
+            for pool, _ in each.subnets:
+                if occupied[pool.subnet.version].hides(pool.subnet):
+                    _log.warning(
+                        "network %s: a route of this host hides a part of its subnet %s",
+                        each.record.name,
+                        pool.subnet,
+                    )
 
     def _names_of_links(self, known: Iterable[Network]) -> set[str]:
         return {name for each in known for name in self.of(each).links(each)}
@@ -228,12 +297,12 @@ class Drivers:
                 self.bridges.replug(found, found.link)
 
     def local_subnets(self) -> list[IPv4Network]:
-        """Subnets of this host's links, and those that it has routes to. Wide ones (/8) are left
-        out: they are routes of a whole site, which leave no room for anything else.
+        """Subnets of this host's links, and those that it has routes to. Wide ones are left out,
+        which are routes of a whole site: of links a /8, behind a gateway what is wider than a /16.
         """
         assert self._kernel is not None
         found = set()
-        for first, last in host.taken(self._kernel):
+        for first, last in host.occupied(self._kernel).spans(16):
             size = last - first + 1
             subnet = IPv4Network((first, 33 - size.bit_length()))
             if 8 < subnet.prefixlen < 31 and not (subnet.is_link_local or subnet.is_loopback or subnet.is_multicast):
@@ -257,8 +326,7 @@ class Drivers:
                     f"network {record.name}: subnet {given}: Pool overlaps with other one on this address space"
                 )
         if 6 in record.versions and not any(":" in config.subnet for config in record.ipam.config):
-            subnet6 = unique_local_subnet(self._engine_id, record.id, sizes.get(6, UNIQUE_LOCAL_PREFIX))
-            record = network.with_pool(record, subnet6)
+            record = network.with_pool(record, self._subnet6(record, subnets, sizes.get(6, 0)))
         if 4 in record.imposed or 4 not in record.versions:
             made.record = network.with_gateways(record)
             made.fill()
@@ -267,7 +335,7 @@ class Drivers:
         assert self._kernel is not None
         avoided = [span(each) for each in subnets if each.version == 4]
         for _ in range(_TRIES):
-            subnet = free_subnet([*avoided, *host.taken(self._kernel)], NETWORK_POOLS, sizes.get(4, NETWORK_PREFIX))
+            subnet = choose(self._pools[4] or NETWORK_POOLS, host.occupied(self._kernel), avoided, sizes.get(4, 0))
             if subnet is None:
                 break
             made.record = network.with_gateways(network.with_pool(record, subnet))
@@ -277,9 +345,22 @@ class Drivers:
                 return
             except SubnetContested:
                 avoided.append(span(subnet))
-        raise ServerError(
-            f"network {record.name}: could not find an available, non-overlapping IPv4 address pool among the defaults"
-        )
+        raise PoolsExhausted(record, 4)
+
+    def _subnet6(self, record: NetworkRecord, subnets: Iterable[Subnet], size: int) -> Subnet:
+        """`size`: the prefix length that was asked for, or 0."""
+        if not self._pools[6]:
+            if 0 < size < UNIQUE_LOCAL_PREFIX:
+                raise InvalidParameter(
+                    f"network {record.name}: subnet ::/{size}: the engine chooses none larger than a "
+                    f"/{UNIQUE_LOCAL_PREFIX}"
+                )
+            return unique_local_subnet(self._engine_id, record.id, size or UNIQUE_LOCAL_PREFIX)
+        avoided = [span(each) for each in subnets if each.version == 6]
+        subnet = choose(self._pools[6], host.occupied(self.kernel, 6), avoided, size)
+        if subnet is None:
+            raise PoolsExhausted(record, 6)
+        return subnet
 
     def unmake(self, found: Network) -> None:
         """Remove everything that `make` made. Failures are logged."""
@@ -324,7 +405,7 @@ class Drivers:
             try:
                 self.of(found).unplug(found, namespace, settings)
             except (EngineError, OSError) as error:
-                _log.warning("network %s: undoing an endpoint: %s", found.record.name, error)
+                _log.warning("network %s: undoing an endpoint: %s", found.record.name, words(error))
         sandboxes.close(namespace)
 
     def plug(self, container_id: str, found: Network, namespace: int, given: EndpointSettings) -> str:

@@ -29,7 +29,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from ipaddress import IPv4Address
 
-from engine.errors import ServerError
+from engine.errors import ServerError, words
 from engine.networks.filter import Filter
 from engine.networks.network import Overlay
 from engine.system import netfilter
@@ -142,7 +142,7 @@ class Encryption:
     def settle(self, awaited: Collection[int]) -> None:
         """All networks have been adopted but these: others are not encrypted any more."""
         with self._lock:
-            if netfilter.available():
+            if netfilter.available() and not self._filter.off:
                 self._open_rules()
                 self._kept &= {*awaited}
                 self._install(True)
@@ -167,6 +167,8 @@ class Encryption:
     # --- with the lock held -----------------------------------------------------------------------
 
     def _open(self) -> None:
+        if self._filter.off:
+            raise ServerError("encryption of networks needs rules of nftables, and --firewall none writes none")
         if not netfilter.available():
             raise ServerError("encryption of networks: libnftables.so.1 is not installed")
         try:
@@ -214,7 +216,7 @@ class Encryption:
         except OSError as error:
             if error.errno == errno.EEXIST:
                 return  # an earlier daemon's
-            raise ServerError(f"encryption of networks: ESP with AES-GCM: {error}") from error
+            raise ServerError(f"encryption of networks: ESP with AES-GCM: {words(error)}") from error
 
     def _take(self, known: _Encrypted) -> None:
         self._leave(known, [*known.policies], {*known.associations})

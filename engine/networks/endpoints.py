@@ -79,8 +79,8 @@ class Network:
     """A network as it is now."""
 
     __slots__ = (
-        *("adopted", "gateways", "generation", "link", "more", "options", "overlay", "pools", "record", "routes"),
-        "sandboxes",
+        *("adopted", "gateways", "generation", "link", "more", "options", "overlay", "pools", "record", "routers"),
+        *("routes", "sandboxes"),
     )
 
     def __init__(self, record: NetworkRecord, options: Options, *, routes: bool) -> None:
@@ -98,6 +98,8 @@ class Network:
         """By IP version. Empty for networks without links (host, none)."""
         self.gateways: dict[int, IPv4Interface | IPv6Interface] = {}
         """By IP version, with the subnet's prefix."""
+        self.routers: Mapping[int, Address] = {}
+        """Gateways of the endpoints that are not addresses of the bridge, by IP version."""
         self.more: list[tuple[AddressPool, IPv4Interface | IPv6Interface]] = []
         """Further subnets of an overlay, with their gateways."""
         self.sandboxes: dict[str, Sandbox] = {}
@@ -239,10 +241,10 @@ def allocate(
         mac = mac_address(taken.get(4) or taken.get(6) or IPv4Address(secrets.randbits(32)))
     return msgspec.structs.replace(
         settings,
-        gateway=str(gateways[4][1].ip) if 4 in gateways else "",
+        gateway=str(found.routers.get(4, gateways[4][1].ip)) if 4 in gateways else "",
         ip_address=str(taken.get(4, "")),
         ip_prefix_len=places[4][0].subnet.prefixlen if 4 in taken else 0,
-        ipv6_gateway=str(gateways[6][1].ip) if 6 in gateways else "",
+        ipv6_gateway=str(found.routers.get(6, gateways[6][1].ip)) if 6 in gateways else "",
         global_ipv6_address=str(taken.get(6, "")),
         global_ipv6_prefix_len=places[6][0].subnet.prefixlen if 6 in taken else 0,
         mac_address="" if record.driver == IPVLAN else mac,

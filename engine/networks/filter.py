@@ -1,14 +1,16 @@
 """The rules of all bridges, in one nftables table: filtering, NAT, published ports.
 
 A handful of rules over maps and sets. A network or a port adds elements, and one transaction makes
-changes that belong together. No other table is touched, and packets that another table drops stay
-dropped. Elements and rules that other programs remove are put back (`mend`).
+changes that belong together. Elements and rules that other programs remove are put back (`mend`).
 
 - A packet to an address of this host is rewritten if its protocol, address and port are in a map,
   whatever its source except internal networks. Its source address stays, unless the answer would
   not come back through this host: from the host's loopback, and within one bridge.
 - A bridge accepts answers, neighbours unless icc is off, and rewritten packets. Nothing leaves or
   enters an internal one. An unprotected one accepts everything else, too.
+- `accept` ends this table's chain alone: chains of other tables see the packet, too, and may drop
+  it. So what is accepted here carries a bit of the packet's mark, from before their usual priority
+  until it has been routed. `firewall.py` has them accept the bit.
 - 127.0.0.0/8 is allowed on lo alone. Routing would drop such packets too, but only after they had
   been rewritten, and not on a bridge that has route_localnet.
 - Router advertisements and redirects from bridges that the engine made do not reach the host, which
@@ -29,6 +31,7 @@ then.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +39,8 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.errors import EngineError
+from engine.config import FIREWALL_MARK
+from engine.errors import EngineError, words
 from engine.networks.ports import ANY, AT_LOOPBACK, PROTOCOLS, Published, Relayed
 from engine.system import netfilter
 from engine.system.netfilter import NetfilterError
@@ -50,6 +54,7 @@ _OF_NETWORKS = (
     *("bridges", "made", "internal", "inside", "masqueraded", "entrances"),
     *("open4", "open6", "hairpin4", "hairpin6"),
 )
+_OF_DIRECT = ("direct4", "direct6")
 _OF_PORTS = ("address4", "any4", "address6", "any6", "relayed_anywhere", "relayed_at_loopback")
 
 OVERLAY_LINK = "ov-"
@@ -78,8 +83,12 @@ add map inet {table} address6 {{ type inet_proto . ipv6_addr . inet_service : ip
 add map inet {table} any6 {{ type inet_proto . inet_service : ipv6_addr . inet_service; }}
 add set inet {table} relayed_anywhere {{ type inet_service; size 65536; flags dynamic; }}
 add set inet {table} relayed_at_loopback {{ type inet_service; size 65536; flags dynamic; }}
+{direct_sets}
 flush table inet {table}
 table inet {table} {{
+    chain accepted {{
+        meta mark set meta mark | {mark} accept
+    }}
     chain loopback {{
         type filter hook prerouting priority raw; policy accept;
         ip daddr 127.0.0.0/8 iifname != "lo" drop
@@ -104,15 +113,22 @@ table inet {table} {{
     }}
 {relay}
     chain forward {{
-        type filter hook forward priority filter; policy accept;
-        iifname . oifname @inside accept
+        type filter hook forward priority filter - 5; policy accept;
+        iifname . oifname @inside goto accepted
         iifname @internal drop
         oifname @internal drop
-        oifname @bridges ct state established,related accept
-        oifname @bridges ct status dnat accept
-        meta nfproto ipv4 oifname @open4 accept
-        meta nfproto ipv6 oifname @open6 accept
+        oifname @bridges ct state established,related goto accepted
+        oifname @bridges ct status dnat goto accepted
+        {direct_rules}
+        {mark_rule}
+        meta nfproto ipv4 oifname @open4 goto accepted
+        meta nfproto ipv6 oifname @open6 goto accepted
         oifname @bridges drop
+        iifname @bridges goto accepted
+    }}
+    chain forwarded {{
+        type filter hook postrouting priority srcnat + 5; policy accept;
+        meta mark & {mark} == {mark} meta mark set meta mark & {others}
     }}
     chain into {{
         ip saddr 127.0.0.0/8 masquerade
@@ -146,9 +162,19 @@ _RELAY = """
     }}
 """
 
+_DIRECT_SETS = """
+add set inet {table} direct4 {{ type inet_proto . ipv4_addr . inet_service; }}
+add set inet {table} direct6 {{ type inet_proto . ipv6_addr . inet_service; }}
+"""
+_DIRECT_RULES = """
+        oifname @bridges meta l4proto . ip daddr . th dport @direct4 goto accepted
+        oifname @bridges meta l4proto . ip6 daddr . th dport @direct6 goto accepted
+"""
+
 _NONE_RELAYED = Relayed()
 
 _IFNAMSIZ = 16
+_MARKS = 0xFFFFFFFF
 
 _ROUTE_LOCALNET = "/proc/sys/net/ipv4/conf/{}/route_localnet"
 
@@ -173,6 +199,19 @@ class BridgeRules(NamedTuple):
     """
 
 
+class Entries(NamedTuple):
+    """What else enters a bridge."""
+
+    direct: bool = False
+    """Published ports at containers' own addresses."""
+    mark: int = 0
+    mask: int = 0
+    """Packets whose mark, as far as the mask goes, is this one; no mask: none."""
+
+
+NO_ENTRIES = Entries()
+
+
 class _Endpoint(NamedTuple):
     """The addresses that the ports of one container lead to."""
 
@@ -187,8 +226,17 @@ class Filter:
     Its socket stays in the namespace of the thread that calls `open`.
     """
 
-    def __init__(self, table: str) -> None:
+    def __init__(
+        self, table: str, mark: int = FIREWALL_MARK, entries: Entries = NO_ENTRIES, *, off: bool = False
+    ) -> None:
+        """`mark`: the bit of packets' marks. `off`: write no rules; what an earlier daemon has left
+        is removed.
+        """
+        self.off = off
+        self._entries = entries
+        self._of_ports = (*_OF_PORTS, *_OF_DIRECT) if entries.direct else _OF_PORTS
         self._table = table
+        self._mark = mark
         self._lock = threading.Lock()
         self._kernel: NftSocket | None = None
         self._connections: ConntrackSocket | None = None
@@ -207,13 +255,20 @@ class Filter:
         """
         self.authors: set[int] = set()
         """Netlink ports of the sockets that change tables of this engine (`nft.Generations`)."""
+        self.changed: Callable[[], object] = lambda: None
+        """Called in a thread when `bridges` has changed."""
         self.companions: list[Callable[[bool], bool]] = []
-        """Called by `mend`, too, with the same argument: they mend other tables of this engine."""
+        """Called by `mend`, too, with the same argument: they mend other tables."""
 
     @property
     def name(self) -> str:
         """The name of the table."""
         return self._table
+
+    @property
+    def bridges(self) -> list[str]:
+        """The links of the networks that have rules."""
+        return [*self._networks]
 
     def open(self, rules: Iterable[BridgeRules], relay: int = 0) -> None:
         """Install the rules, with these networks. Those of a swarm, which are adopted later, and
@@ -225,6 +280,11 @@ class Filter:
         with self._lock:
             self._relay = relay
             self._networks = {each.bridge: each for each in rules}
+            if self.off:
+                for each in self._networks.values():
+                    _route_localnet(each, "0")
+                self._remove_left()
+                return
             if self._kernel is None:
                 self._kernel = NftSocket()
                 self.authors.add(self._kernel.port)
@@ -241,12 +301,14 @@ class Filter:
         with self._lock:
             self._settled = True
             if self._kernel is not None:
-                self._reconcile((*_OF_NETWORKS, *_OF_PORTS))
+                self._reconcile((*_OF_NETWORKS, *self._of_ports))
 
     def add_network(self, rules: BridgeRules) -> None:
         """Install the rules for the traffic of a bridge."""
         with self._lock:
             self._networks[rules.bridge] = rules
+            if self.off:
+                return
             try:
                 self._change((), [*_of_network(rules)])
             except BaseException:
@@ -254,12 +316,13 @@ class Filter:
                 raise
             self.awaited.discard(rules.bridge)
             _route_localnet(rules)
+        self.changed()
 
     def returned(self, bridge: str) -> None:
         """A bridge was deleted and made again: repeat the settings of its link."""
         with self._lock:
             rules = self._networks.get(bridge)
-            if rules is not None:
+            if rules is not None and not self.off:
                 _route_localnet(rules)
 
     def remove_network(self, bridge: str) -> None:
@@ -270,9 +333,10 @@ class Filter:
                 self.awaited.discard(bridge)
                 if self._settled and self._kernel is not None:
                     self._reconcile(_OF_NETWORKS)
-            if rules is not None:
+            if rules is not None and not self.off:
                 self._change([*_of_network(rules)], ())
                 _route_localnet(rules, "0")
+        self.changed()
 
     def publish(
         self,
@@ -286,12 +350,12 @@ class Filter:
         Ports that are `relayed` are reached by IPv6 too, even if the container has no IPv6 address.
         """
         endpoint = _Endpoint(addresses, tuple(ports), relayed)
-        if not endpoint.ports:
+        if not endpoint.ports or self.off:
             return
         with self._lock:
             self._published[endpoint_id] = endpoint
             try:
-                self._change((), [*_of_endpoint(endpoint)])
+                self._change((), [*self._of_endpoint(endpoint)])
             except BaseException:
                 del self._published[endpoint_id]
                 raise
@@ -303,7 +367,7 @@ class Filter:
             endpoint = self._published.pop(endpoint_id, None)
             if endpoint is None or self._kernel is None:
                 return
-            self._change([*_of_endpoint(endpoint)], ())
+            self._change([*self._of_endpoint(endpoint)], ())
             self._outdate(endpoint)
 
     def relay(self, ports: frozenset[int]) -> None:
@@ -326,7 +390,7 @@ class Filter:
                 if connections is not None:
                     connections.forget_udp(version, ports, addresses)
             except OSError as error:
-                _log.warning("cannot remove outdated UDP connections: %s", error)
+                _log.warning("cannot remove outdated UDP connections: %s", words(error))
 
     @property
     def has_outdated(self) -> bool:
@@ -360,7 +424,7 @@ class Filter:
             missing = self._kernel.layout(self._table) != self._layout
             if missing:
                 self._install()
-            changed = ((elements or missing) and self._reconcile((*_OF_NETWORKS, *_OF_PORTS))) or missing
+            changed = ((elements or missing) and self._reconcile((*_OF_NETWORKS, *self._of_ports))) or missing
             restored, self._restored = changed or self._restored, False
             connections = self._connections
             published = [port for endpoint in self._published.values() for port in endpoint.ports]
@@ -390,10 +454,25 @@ class Filter:
 
     # --- with the lock held -----------------------------------------------------------------------
 
+    def _remove_left(self) -> None:
+        with contextlib.suppress(NetfilterError):  # there is none, or no nftables at all
+            netfilter.run(f"list table inet {self._table}")
+            netfilter.run(f"delete table inet {self._table}")
+            _log.info("removed the table inet %s, as --firewall none says", self._table)
+
     def _install(self) -> None:
         assert self._kernel is not None
         relay = _RELAY.format(port=self._relay) if self._relay else ""
-        text = _RULES.format(table=self._table, relay=relay)
+        direct, mark, mask = self._entries
+        text = _RULES.format(
+            table=self._table,
+            relay=relay,
+            mark=f"{self._mark:#x}",
+            others=f"{_MARKS ^ self._mark:#x}",
+            direct_sets=_DIRECT_SETS.format(table=self._table) if direct else "",
+            direct_rules=_DIRECT_RULES if direct else "",
+            mark_rule=f"oifname @bridges meta mark & {mask:#x} == {mark:#x} goto accepted" if mask else "",
+        )
         try:
             netfilter.run(text)
         except NetfilterError:
@@ -426,9 +505,9 @@ class Filter:
         try:
             if self._kernel.layout(self._table) != self._layout:
                 self._install()
-            self._reconcile((*_OF_NETWORKS, *_OF_PORTS))
+            self._reconcile((*_OF_NETWORKS, *self._of_ports))
         except NetlinkError as error:
-            raise NetfilterError(str(error)) from error
+            raise NetfilterError(words(error)) from error
 
     def _reconcile(self, names: Iterable[str]) -> bool:
         """Reconcile these sets with the expected elements. Returns True if anything was corrected.
@@ -453,14 +532,14 @@ class Filter:
         try:
             self._kernel.change(self._table, remove, add, f"table {self._table}")
         except NetlinkError as error:
-            raise NetfilterError(str(error)) from error
+            raise NetfilterError(words(error)) from error
         return bool(remove or add)
 
     def _kept(self, name: str, key: bytes) -> bool:
         """True for an element that an earlier daemon may have left for this one. Of networks, the
         keys end with the name of the link.
         """
-        if name in _OF_PORTS:
+        if name in self._of_ports:
             return not self._settled
         link = key[-_IFNAMSIZ:].rstrip(b"\0").decode(errors="replace")
         return link in self.awaited or (not self._settled and link.startswith(OVERLAY_LINK))
@@ -469,8 +548,13 @@ class Filter:
         for rules in self._networks.values():
             yield from _of_network(rules)
         for endpoint in self._published.values():
-            yield from _of_endpoint(endpoint)
+            yield from self._of_endpoint(endpoint)
         yield from _of_relayed(self._relayed)
+
+    def _of_endpoint(self, endpoint: _Endpoint) -> Iterator[NamedElement]:
+        yield from _of_endpoint(endpoint)
+        if self._entries.direct:
+            yield from _of_direct(endpoint)
 
     def _outdate(self, endpoint: _Endpoint) -> None:
         for each in endpoint.ports:
@@ -493,7 +577,7 @@ def _forget_untranslated(connections: ConntrackSocket, published: Iterable[Publi
         try:
             connections.forget_untranslated(version, numbers)
         except OSError as error:
-            _log.warning("cannot remove UDP connections that were made without rules: %s", error)
+            _log.warning("cannot remove UDP connections that were made without rules: %s", words(error))
 
 
 # --- elements, as the kernel has them -------------------------------------------------------------
@@ -542,6 +626,18 @@ def _of_endpoint(endpoint: _Endpoint) -> Iterator[NamedElement]:
             yield name, Element(port.to_bytes(2, "big"))
 
 
+def _of_direct(endpoint: _Endpoint) -> Iterator[NamedElement]:
+    """A port of the container may be published several times."""
+    elements = {
+        (version, bytes((PROTOCOLS[each.protocol], 0, 0, 0)) + address.packed + _port(each.port + offset))
+        for version, address in zip((4, 6), endpoint.addresses, strict=True)
+        if address is not None
+        for each in endpoint.ports
+        for offset in range(each.count)
+    }
+    yield from ((f"direct{version}", Element(key)) for version, key in sorted(elements))
+
+
 def _of_relayed(ports: Iterable[int]) -> Iterator[NamedElement]:
     for port in ports:
         yield "relayed_anywhere", Element(port.to_bytes(2, "big"))
@@ -575,4 +671,4 @@ def _route_localnet(rules: BridgeRules, switch: str = "1") -> None:
         except FileNotFoundError:
             pass  # the bridge has gone
         except OSError as error:
-            _log.warning("bridge %s: no published port on 127.0.0.1: %s", rules.bridge, error)
+            _log.warning("bridge %s: no published port on 127.0.0.1: %s", rules.bridge, words(error))

@@ -13,8 +13,11 @@ import logging
 import secrets
 import socket
 from collections.abc import Collection
+from ipaddress import ip_address
 from pathlib import Path
 
+from engine.networks.forwarding import HostServers
+from engine.networks.ipam import Occupied
 from engine.system import sysctls
 from engine.system.netlink import rtnl
 from engine.system.netlink.rtnl import Link, RouteSocket
@@ -43,11 +46,15 @@ That of other links has the engine's id behind it.
 """
 
 
-def taken(links: RouteSocket) -> list[tuple[int, int]]:
-    """Spans of IPv4 numbers in use on this host: its routes, and the subnets of its links, up or
-    down.
-    """
-    return [*links.route_spans(), *((first, last) for first, last, _ in links.address_spans())]
+def occupied(links: RouteSocket, version: int = 4) -> Occupied:
+    """By its links, routes and name servers."""
+    here = [(first, last) for first, last, _ in links.address_spans(version)]
+    servers = (ip_address(server.address) for server in HostServers().read())
+    here += [(int(each), int(each)) for each in servers if each.version == version and not each.is_loopback]
+    beyond: list[tuple[int, int]] = []
+    for first, last, elsewhere in links.route_spans(version):
+        (beyond if elsewhere else here).append((first, last))
+    return Occupied(here, sorted(beyond))
 
 
 def is_there(link: Link | None) -> bool:

@@ -52,6 +52,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
+from engine.errors import words
 from engine.networks import slots
 from engine.networks.filter import Filter
 from engine.networks.ipam import mac_address
@@ -296,7 +297,7 @@ class Ingress:
                 changed |= self._complete_routes(routes)
                 return self._complete_nodes(kernel) or changed
         except OSError as error:
-            raise NetfilterError(f"ingress network: {error}") from error
+            raise NetfilterError(f"ingress network: {words(error)}") from error
 
     def _complete_routes(self, routes: RouteSocket) -> bool:
         vxlan = routes.link(VXLAN)
@@ -393,7 +394,7 @@ class Ingress:
                 with ConntrackSocket() as connections:
                     connections.forget_untranslated(4, ports)
             except OSError as error:
-                _log.warning("cannot remove UDP connections that were made without a task: %s", error)
+                _log.warning("cannot remove UDP connections that were made without a task: %s", words(error))
 
     def forget_datagrams(self, backends: Collection[IPv4Address]) -> None:
         """Forget the UDP connections of these backends unless they are back. Errors are logged."""
@@ -446,7 +447,7 @@ class Ingress:
             try:
                 relayed = self._listeners.hold(_owner(port), (Published(protocol, ANY[0], number, number),))
             except (PortTaken, OSError) as error:
-                self._busy[port] = str(error)
+                self._busy[port] = words(error)
             else:
                 self._held[port] = relayed.anywhere
         self._relay()
@@ -470,7 +471,7 @@ class Ingress:
                 self._filter.authors.add(self._kernel.port)
             yield self._kernel
         except OSError as error:
-            raise NetfilterError(f"published ports of services: {error}") from error
+            raise NetfilterError(f"published ports of services: {words(error)}") from error
 
     def _begin(self, wanted: Mapping[bytes, Sequence[bytes]]) -> set[bytes]:
         """Install the rules and go on from the slots that an earlier daemon left."""
@@ -722,7 +723,7 @@ def _forget(backends: Collection[bytes], protocol: int, *, unanswered: bool = Fa
             with ConntrackSocket() as connections:
                 connections.forget_answers(backends, protocol, unanswered=unanswered)
         except OSError as error:
-            _log.warning("cannot remove connections of tasks that have gone: %s", error)
+            _log.warning("cannot remove connections of tasks that have gone: %s", words(error))
 
 
 def _by_udp(filled: Mapping[bytes, Sequence[bytes]]) -> set[bytes]:

@@ -8,25 +8,65 @@ one in use, each in Docker's words.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
-from collections.abc import Iterable
+import itertools
+from collections.abc import Collection, Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import NamedTuple
 
 from engine.errors import Forbidden, InvalidParameter, ServerError
-from engine.network_rules import Address, Subnet, hosts
+from engine.network_rules import Address, Pool, Subnet, free_subnet, hosts, span
 
-DEFAULT_POOLS = (
-    *(IPv4Network(f"172.{second}.0.0/16") for second in range(17, 32)),
-    *IPv4Network("192.168.0.0/16").subnets(new_prefix=20),
-)
-"""Docker's local pools, in its order. The default bridge gets a whole one."""
-
-NETWORK_POOLS = (*(IPv4Network(f"172.{second}.0.0/16") for second in range(18, 32)), IPv4Network("192.168.0.0/16"))
-NETWORK_PREFIX = 24
-"""User-defined networks get a /24 of these by default, so that thousands fit.
-
-Docker's pools suffice for thirty.
+_172 = [IPv4Network(f"172.{second}.0.0/16") for second in range(17, 32)]
+_192 = IPv4Network("192.168.0.0/16")
+BRIDGE_POOLS = (*(Pool(base, 16) for base in _172), Pool(_192, 20))
+"""Docker's local pools, in its order. The default bridge gets a subnet of these."""
+NETWORK_POOLS = (*(Pool(base, 24) for base in _172[1:]), Pool(_192, 24))
+"""User-defined networks get smaller ones, so that thousands fit. Docker's pools suffice for
+thirty.
 """
+
+
+class Occupied(NamedTuple):
+    """Spans of numbers of one IP version that are in use on this host."""
+
+    here: list[tuple[int, int]]
+    """Subnets of its links, up or down, and its name servers."""
+    beyond: list[tuple[int, int]]
+    """Sorted: those behind routers and tunnels. A subnet that is a part of one hides nothing else
+    of it, as the more specific route wins. So the wide routes of a VPN stand in no network's way.
+    """
+
+    def spans(self, bits: int) -> list[tuple[int, int]]:
+        """Those that a subnet with 2**`bits` numbers must not overlap."""
+        return [*self.here, *((first, last) for first, last in self.beyond if last - first < 1 << bits)]
+
+    def hides(self, subnet: Subnet) -> bool:
+        """True if a part of this subnet is behind a router or a tunnel."""
+        low, high = span(subnet)
+        for first, last in itertools.islice(self.beyond, bisect.bisect_left(self.beyond, (low, low)), None):
+            if last <= high:
+                return True
+            if first > low:  # those that begin with the subnet can be wider
+                break
+        return False
+
+
+def choose(
+    pools: Iterable[Pool], occupied: Occupied, avoided: Collection[tuple[int, int]] = (), size: int = 0
+) -> Subnet | None:
+    """The first free subnet of these pools, which are of one IP version; None when there is none.
+
+    `avoided`: spans of other networks. `size`: a prefix length instead of the pools'.
+    """
+    for prefix, group in itertools.groupby(pools, lambda pool: size or pool.size):
+        bases = [pool.base for pool in group if pool.base.prefixlen <= prefix]
+        if bases:
+            taken = [*avoided, *occupied.spans(bases[0].max_prefixlen - prefix)]
+            if found := free_subnet(taken, bases, prefix):
+                return found
+    return None
 
 
 UNIQUE_LOCAL_PREFIX = 64

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.errors import InvalidParameter, ServerError
+from engine.errors import InvalidParameter, ServerError, words
 from engine.networks import host, sandboxes
 from engine.networks.driver import Gateways
 from engine.networks.endpoints import Network
@@ -58,7 +58,7 @@ class OverParent:
             try:
                 remove_parent(self.kernel, found.options.parent, self._alias)
             except OSError as error:
-                _log.warning("network %s: %s", found.record.name, error)
+                _log.warning("network %s: %s", found.record.name, words(error))
 
     def slow_to_unmake(self, found: Network) -> bool:
         return False

@@ -30,7 +30,6 @@ from engine.network_rules import (
     parsed_address,
     with_gateway,
 )
-from engine.networks.ipam import UNIQUE_LOCAL_PREFIX
 from engine.storage.records import Records
 from engine.wire.networks import IPAM, ConfigReference, IPAMConfig, NetworkCreate
 
@@ -358,14 +357,10 @@ def pools(record: NetworkRecord) -> Iterator[tuple[Subnet, Address, IPAMConfig]]
 
 def without_sizes(record: NetworkRecord) -> tuple[NetworkRecord, dict[int, int]]:
     """The record without the subnets of which only the size is given, and these sizes (prefix
-    lengths) by IP version. Raises InvalidParameter.
+    lengths) by IP version.
     """
     subnets = [ip_network(config.subnet) for config in record.ipam.config]
     sizes: dict[int, int] = {subnet.version: subnet.prefixlen for subnet in subnets if is_size(subnet)}
-    if sizes.get(6, 128) < UNIQUE_LOCAL_PREFIX:
-        raise InvalidParameter(
-            f"network {record.name}: subnet ::/{sizes[6]}: the engine chooses none larger than a /{UNIQUE_LOCAL_PREFIX}"
-        )
     config = [each for each, subnet in zip(record.ipam.config, subnets, strict=True) if not is_size(subnet)]
     return msgspec.structs.replace(record, ipam=msgspec.structs.replace(record.ipam, config=config)), sizes
 

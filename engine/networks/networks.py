@@ -22,26 +22,31 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from ipaddress import IPv4Address, ip_network
+from ipaddress import ip_network
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine import network_rules
 from engine.config import Config
-from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
+from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, words
 from engine.events import EventLog
-from engine.network_rules import Subnet
-from engine.networks import bridge, endpoints, network, requested
-from engine.networks.drivers import Drivers, Workers
+from engine.network_rules import Pool, Subnet, parsed_mark
+from engine.networks import endpoints, network, requested
+from engine.networks.default import configured, default_options
+from engine.networks.drivers import Drivers, PoolsExhausted, Workers
 from engine.networks.endpoints import Network
+from engine.networks.filter import Entries
+from engine.networks.firewalld import Firewalld
 from engine.networks.forwarding import HostServers
 from engine.networks.names import NameTable
-from engine.networks.network import BRIDGE, NetworkRecord, NetworkStore
+from engine.networks.network import BRIDGE, NONE, NetworkRecord, NetworkStore
 from engine.networks.remote import RemoteDriver
 from engine.networks.remote_endpoints import RemoteEndpoints
 from engine.networks.remote_ipam import RemoteIpam
 from engine.networks.repair import Repair
+from engine.networks.serving import Serving
 from engine.plugins.client import Refused
 from engine.plugins.registry import Plugins
 from engine.pruning import OnlyOne, Selection
@@ -52,9 +57,7 @@ from engine.times import rfc3339
 from engine.wire import networks as wire
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import (
-    IPAM,
     ConfigReference,
-    IPAMConfig,
     IPAMStatus,
     NetworkCreate,
     NetworkCreated,
@@ -79,11 +82,27 @@ class Networks:
             raise InvalidParameter(
                 f"bridge {config.bridge!r}: the name must be 1 to 15 letters, digits, '_', '.' or '-'"
             )
+        self.default = configured(config)
         self._default_bridge = config.bridge
+        self._host_gateways = config.host_gateways
+        self._default_options = default_options(config.network_opts)
+        self.host_servers = HostServers(Path(config.resolv_conf)) if config.resolv_conf else HostServers()
+        """For this package, too."""
         self._store = NetworkStore(records)
         self._events = events
         self.workers = Workers()
-        self.drivers = Drivers(config.bridge, bridge.configured_subnet(config.bridge_subnet))
+        pools = [Pool.parse(each) for each in config.address_pools]
+        self.drivers = Drivers(
+            *(self.default, pools, config.firewall_mark),
+            own_rules=config.firewall == "own",
+            no_rules=config.firewall == "none",
+            forwards=config.ip_forward,
+            entries=Entries(config.allow_direct_routing, *parsed_mark(config.bridge_accept_mark)),
+        )
+        self.serving = Serving(active=config.firewall == "none")
+        """For this package, too."""
+        self._leaves_firewalls = config.firewall != "auto"
+        self._firewalld = Firewalld(lambda: self.drivers.filter.bridges, self.drivers.firewall.told_of_firewalld)
         self.by_id: dict[str, Network] = {}
         """For this package to read."""
         self.remote = RemoteDriver(plugins)
@@ -115,6 +134,10 @@ class Networks:
         Raises ServerError with the kernel's reason.
         """
         await self._store.open()
+        loop = asyncio.get_running_loop()
+        if not self._leaves_firewalls:
+            self.drivers.firewall.on_firewalld = lambda: loop.call_soon_threadsafe(self._firewalld.look)
+            self.drivers.filter.changed = lambda: loop.call_soon_threadsafe(self._firewalld.changed)
         try:
             await self.workers.run(self._open)
         except OSError as error:
@@ -124,7 +147,8 @@ class Networks:
                 self.drivers.bridges, self.by_id, self._changing, self.workers.run, self._links_removed
             )
         except OSError as error:
-            _log.warning("a deleted bridge will be restored only when a container needs it: %s", error)
+            _log.warning("a deleted bridge will be restored only when a container needs it: %s", words(error))
+        await self._firewalld.settled()
 
     @property
     def overlays(self) -> Overlays:
@@ -144,12 +168,15 @@ class Networks:
 
     def _open(self) -> None:
         """In a thread; nothing else runs yet."""
-        self.drivers.open(self._store.get(BRIDGE).id)
+        default_id = self._store.get(BRIDGE).id
+        self.drivers.open(default_id)
+        if self.default.absent:
+            self._store.hide(default_id)
         for record in self._store:
             routes = self.drivers.routes(record.driver)
             self.by_id[record.id] = Network(record, _options_on_load(record), routes=routes)
-        default = self.get(BRIDGE)
-        default.options = msgspec.structs.replace(default.options, bridge=self._default_bridge)
+            if record.name == BRIDGE:
+                self.by_id[record.id].options = self.default.options
         self.remote_endpoints.load()
         self.drivers.restore([*self.by_id.values()])
 
@@ -173,6 +200,7 @@ class Networks:
             going.cancel()
         await asyncio.gather(*(going for _, going in self._going.values()), return_exceptions=True)
         await self.remote_endpoints.close(remove)
+        await self._firewalld.close(remove)
         await self.workers.run(self.drivers.close, [*self.by_id.values()], remove)
         self.workers.close()
 
@@ -199,7 +227,7 @@ class Networks:
     def name_of(self, mode: str) -> str:
         """The network name of a NetworkMode or an id; `mode` itself when there is none."""
         if mode in network.DEFAULT_MODES:
-            return BRIDGE
+            return NONE if self.default.absent else BRIDGE
         try:
             return self._store.get(mode).name
         except EngineError:
@@ -250,11 +278,7 @@ class Networks:
 
     def _fields(self, found: Network) -> dict[str, Any]:
         record = found.record
-        ipam, options = record.ipam, record.options
-        if record.name == BRIDGE:
-            pool = found.pools[4]
-            ipam = IPAM(config=[IPAMConfig(subnet=str(pool.subnet), gateway=str(self.gateway))])
-            options = _default_options(found.bridge)
+        options = self.default.shown_options() if record.name == BRIDGE else record.options
         return {
             "name": record.name,
             "id": record.id,
@@ -263,7 +287,7 @@ class Networks:
             "driver": record.driver,
             "enable_ipv4": record.enable_ipv4,
             "enable_ipv6": record.enable_ipv6,
-            "ipam": ipam,
+            "ipam": record.ipam,
             "internal": record.internal,
             "attachable": record.attachable,
             "ingress": record.ingress,
@@ -274,16 +298,16 @@ class Networks:
         }
 
     @property
-    def gateway(self) -> IPv4Address:
-        """The default bridge's own address."""
-        found = self.get(BRIDGE).gateways[4].ip
-        assert isinstance(found, IPv4Address)
-        return found
+    def host_gateway(self) -> str:
+        """The first of `host_gateways`; empty if there is none."""
+        return next(iter(self.host_gateways()), "")
 
     def host_gateways(self) -> list[str]:
         """Addresses of this host as its containers see it: what `host-gateway` means in
-        ExtraHosts.
+        ExtraHosts. None without a default network, unless the operator names them.
         """
+        if self._host_gateways or self.default.absent:
+            return [*self._host_gateways]
         return [str(each.ip) for _, each in sorted(self.get(BRIDGE).gateways.items())]
 
     async def local_subnets(self) -> tuple[str, ...]:
@@ -292,7 +316,7 @@ class Networks:
         """
         shared = [pool.subnet for each in self.by_id.values() if each.overlay for pool, _ in each.subnets]
         found = await self.workers.run(self.drivers.local_subnets)
-        servers = [ip_network(server.address) for server in await self.workers.run(HostServers().read)]
+        servers = [ip_network(server.address) for server in await self.workers.run(self.host_servers.read)]
         return (
             *(str(each) for each in found if not any(other.overlaps(each) for other in shared)),
             *(str(each) for each in servers if each.version == 4 and not each.is_loopback),
@@ -324,6 +348,8 @@ class Networks:
     async def _create(self, body: NetworkCreate, unique: bool) -> NetworkCreated:
         if body.config_from.network and not body.config_only:
             body = network.configured_by(body, self._configuration(body.config_from.network))
+        elif options := self._default_options.get(body.driver or "bridge"):
+            body = msgspec.structs.replace(body, options={**options, **body.options})
         driver, ipam = network.plugins(body)
         try:
             driver = (await self.remote.get(driver)).name if driver else ""
@@ -347,6 +373,7 @@ class Networks:
                     undo.callback(self._between.pop, record.id)
                 else:
                     await self._add(made)
+            await self._firewalld.settled()
             if record.remote:
                 await self._create_remote(made, space)
                 del self._between[record.id]
@@ -373,7 +400,15 @@ class Networks:
                 )
         await self._out_of_the_way(made)
         try:
-            await self.workers.run(self.drivers.make, made, self._subnets(record))
+            # they may be gone at the failure
+            leaving = [going for _, going in self._going.values()]
+            try:
+                await self.workers.run(self.drivers.make, made, self._subnets(record))
+            except PoolsExhausted:
+                if not leaving:
+                    raise
+                await asyncio.wait(leaving)  # these free some
+                await self.workers.run(self.drivers.make, made, self._subnets(record))
         except OSError as error:
             raise ServerError(f"network {record.name}: {error.strerror or error}") from error
 
@@ -585,17 +620,3 @@ def _options_on_load(record: NetworkRecord) -> network.Options:
         except EngineError as error:
             _log.warning("%s: ignored", error.message)
     return network.options(msgspec.structs.replace(record, options=valid))
-
-
-def _default_options(name: str) -> dict[str, str]:
-    known = {
-        "bridge.default_bridge": "true",
-        "bridge.enable_icc": "true",
-        "bridge.enable_ip_masquerade": "true",
-        "bridge.host_binding_ipv4": "0.0.0.0",
-        "bridge.name": name,
-        "driver.mtu": "1500",
-    }
-    return {
-        f"{prefix}.{key}": value for prefix in ("com.docker.network", "engine.network") for key, value in known.items()
-    }

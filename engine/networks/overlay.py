@@ -39,7 +39,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
-from engine.errors import EngineError, ServerError
+from engine.errors import EngineError, ServerError, words
 from engine.networks import endpoints, host, ingress, sandboxes
 from engine.networks.driver import Gateways
 from engine.networks.encryption import Encryption
@@ -323,7 +323,7 @@ class OverlayDriver:
             failures += self._links.outcomes([rtnl.delete_link(found.bridge)])
             for failure in failures:
                 if failure is not None and failure.errno != errno.ENODEV:
-                    _log.warning("network %s: %s", found.record.name, failure)
+                    _log.warning("network %s: %s", found.record.name, words(failure))
             self.decrypt(found)  # when nothing leaves by the VXLAN any more
             space.close()
 
@@ -333,7 +333,7 @@ class OverlayDriver:
             try:
                 self._encryption.remove(_overlay(found).vni)
             except (EngineError, OSError) as error:
-                _log.warning("network %s: removing its encryption: %s", found.record.name, error)
+                _log.warning("network %s: removing its encryption: %s", found.record.name, words(error))
 
     def slow_to_unmake(self, found: Network) -> bool:
         return True
@@ -557,7 +557,7 @@ class OverlayDriver:
             self._plug(found, sandbox.namespace, name, interface, settings.endpoint_id)
             _log.warning("network %s: container %s has been attached again", found.record.name, sandbox.container_id)
         except (EngineError, netfilter.NetfilterError, OSError) as error:
-            _log.warning("network %s, container %s: %s", found.record.name, sandbox.container_id, error)
+            _log.warning("network %s, container %s: %s", found.record.name, sandbox.container_id, words(error))
             return False
         return True
 
@@ -598,7 +598,7 @@ class OverlayDriver:
             try:
                 space.inside.apply(*requests)
             except OSError as error:
-                _log.warning("network %s: %s", found.record.name, error)
+                _log.warning("network %s: %s", found.record.name, words(error))
                 again = True
             if again:
                 self._complete_routes(found, space)
@@ -929,7 +929,7 @@ def features() -> tuple[str, ...]:
                 netfilter.run(_EGRESS)
                 found.append("egress")
     except OSError as error:
-        _log.info("no overlay networks on this host: %s", error)
+        _log.info("no overlay networks on this host: %s", words(error))
     else:
         os.close(namespace)
     return (*found, "esp") if found and xfrm.available() else tuple(found)

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from engine.errors import EngineError, NotFound, ServerError
+from engine.errors import EngineError, NotFound, ServerError, words
 from engine.networks import endpoints, network, overlay, sandboxes
 from engine.networks.balance import Balance
 from engine.networks.drivers import Drivers, Workers
@@ -200,10 +200,17 @@ class Overlays:
         try:
             await self._rerouted(found, await self._in_thread(self._drivers.overlays.replug, found))
         except (EngineError, NetfilterError, OSError) as error:
-            _log.error("network %s: %s", found.record.name, error)
+            _log.error("network %s: %s", found.record.name, words(error))
 
     async def _open_ingress(self, found: Network) -> None:
         """What fails here is tried again by `mend`."""
+        if self._drivers.filter.off:
+            _log.warning(
+                "network %s: published ports of services are not served on this node, as --firewall none writes no "
+                "rules",
+                found.record.name,
+            )
+            return
         async with self._ports:
             assert found.overlay is not None
             subnet = found.pools[4].subnet
@@ -215,7 +222,7 @@ class Overlays:
                 await self._in_thread(driver.lead, found, subnet)
                 await self._in_thread(made.open)
             except (EngineError, NetfilterError, OSError) as error:
-                _log.error("network %s: published ports of services do not work: %s", found.record.name, error)
+                _log.error("network %s: published ports of services do not work: %s", found.record.name, words(error))
 
     async def _move_ingress(self, found: Network, meant: Overlay) -> None:
         """This node may have another address now. What fails here is tried again by `mend`."""
@@ -224,7 +231,9 @@ class Overlays:
                 try:
                     await self._in_thread(self._ingress[1].moved, meant.local)
                 except (NetfilterError, OSError) as error:
-                    _log.error("network %s: published ports of services do not work: %s", found.record.name, error)
+                    _log.error(
+                        "network %s: published ports of services do not work: %s", found.record.name, words(error)
+                    )
 
     async def _close_ingress(self, found: Network | None, *, remove: bool) -> None:
         async with self._ports:
@@ -235,7 +244,7 @@ class Overlays:
             try:
                 await self._in_thread(ingress.close, remove)
             except (NetfilterError, OSError) as error:
-                _log.warning("cannot remove the rules of published ports of services: %s", error)
+                _log.warning("cannot remove the rules of published ports of services: %s", words(error))
 
     def _made(self, found: Network, kept: int) -> Space:
         """In a thread."""
@@ -333,7 +342,7 @@ class Overlays:
             try:
                 await self._rerouted(known.found, await self._in_thread(self._drivers.overlays.settle, known.found))
             except (EngineError, NetfilterError, OSError) as error:
-                _log.error("network %s: %s", known.found.record.name, error)
+                _log.error("network %s: %s", known.found.record.name, words(error))
         needed = self._names_of_spaces()
         for name in [*self.keeper.held] if self.keeper is not None else ():
             if name.startswith("overlay ") and name not in needed:
@@ -341,7 +350,7 @@ class Overlays:
         try:
             await self._in_thread(self._drivers.overlays.settle_encryption, [*self._awaited.values()])
         except (EngineError, OSError) as error:
-            _log.error("%s", error)
+            _log.error("%s", words(error))
 
     async def _let_go(self, name: str) -> None:
         """Give a namespace up that an earlier daemon has left."""
@@ -351,7 +360,7 @@ class Overlays:
         try:
             await self._in_thread(self._drivers.overlays.discard, kept)
         except OSError as error:
-            _log.warning("%s: removing its VXLAN: %s", name, error)
+            _log.warning("%s: removing its VXLAN: %s", name, words(error))
         self.keeper.let_go(name)
 
     def _names_of_spaces(self) -> set[str]:
@@ -366,7 +375,7 @@ class Overlays:
             try:
                 await self._in_thread(self._drivers.overlays.set_peers, known.found, put, gone)
             except OSError as error:
-                raise ServerError(f"network {known.found.record.name}: {error}") from error
+                raise ServerError(f"network {known.found.record.name}: {words(error)}") from error
             ended = [each for each in gone if each not in put]
             if ended:
                 await self._end(known, ended)
@@ -475,7 +484,7 @@ class Overlays:
                     await self._in_thread(remove_leftovers, self._drivers.filter)
                 return dict.fromkeys(ports, "there is no ingress network on this node")
             except (NetfilterError, OSError) as error:
-                raise ServerError(f"published ports of services: {error}") from error
+                raise ServerError(f"published ports of services: {words(error)}") from error
 
     async def _retry(self) -> None:
         """Take ports that other programs of this host have, once they give them up."""
@@ -487,7 +496,7 @@ class Overlays:
                         if self._ingress is None or not await self._in_thread(self._ingress[1].retry):
                             return
                     except (NetfilterError, OSError) as error:
-                        _log.error("published ports of services: %s", error)
+                        _log.error("published ports of services: %s", words(error))
         finally:
             self._retrying = None
 
@@ -508,7 +517,7 @@ class Overlays:
                 try:
                     await self._in_thread(answer_datagrams, os.dup(sandbox.namespace), address)
                 except (NetfilterError, OSError) as error:
-                    _log.error("container %s cannot answer datagrams: %s", sandbox.container_id, error)
+                    _log.error("container %s cannot answer datagrams: %s", sandbox.container_id, words(error))
                 else:
                     self._answering.add(settings.endpoint_id)
 
@@ -524,7 +533,7 @@ class Overlays:
                 await self._in_thread(self._drivers.overlays.set_nodes, found, others)
                 await self._in_thread(ingress.set_nodes, others)
             except (NetfilterError, OSError) as error:
-                raise ServerError(f"network {found.record.name}: {error}") from error
+                raise ServerError(f"network {found.record.name}: {words(error)}") from error
 
     async def features(self) -> tuple[str, ...]:
         """What of a swarm's networks this host can do (`overlay.features`), tried once."""
@@ -555,7 +564,7 @@ class Overlays:
                     changed |= await self._in_thread(known.balance.mend)
                 except Exception as error:  # whatever it is, repairs go on
                     bug = not isinstance(error, (EngineError, NetfilterError, OSError))
-                    _log.error("network %s: cannot restore it: %s", known.found.record.name, error, exc_info=bug)
+                    _log.error("network %s: cannot restore it: %s", known.found.record.name, words(error), exc_info=bug)
         return changed | await self._mend_ingress()
 
     async def _mend_ingress(self) -> bool:
@@ -568,7 +577,7 @@ class Overlays:
                 changed = await self._in_thread(ingress.mend)
             except Exception as error:
                 bug = not isinstance(error, (EngineError, NetfilterError, OSError))
-                _log.error("published ports of services: cannot restore them: %s", error, exc_info=bug)
+                _log.error("published ports of services: cannot restore them: %s", words(error), exc_info=bug)
                 return False
         if changed:
             _log.warning("published ports of services: parts were missing and have been restored")

@@ -2,7 +2,8 @@
 
 A container's ports lead to one endpoint, that of its default route (Docker's gateway endpoint). The
 choice is kept in the container's record. After a restart of the daemon `restore` and `settle`
-restore it while traffic continues.
+restore it while traffic continues. Where the engine writes no rules, sockets serve the ports
+(`serving.py`).
 
 Owns: the choice (`ports.Ports`), the sockets (`ports.Listeners`), the watch over the table. Runs on
 the event loop; blocking work goes through `in_thread`. A cancelled `publish` closes the ports that
@@ -21,13 +22,16 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.errors import EngineError, ServerError
+from engine.errors import EngineError, ServerError, words
 from engine.networks import ports as choice
 from engine.networks.filter import Filter
+from engine.networks.firewall import Firewall
 from engine.networks.ports import Listeners, PortInUse, Ports, PortTaken, Published, Relayed
+from engine.networks.serving import Listening, Serving
 from engine.system.netfilter import NetfilterError
 from engine.system.netlink.nft import Generations
 from engine.system.tasks import spawn
+from engine.system.threads import cancelled
 from engine.wire.containers import PortBinding
 
 _log = logging.getLogger(__name__)
@@ -68,6 +72,8 @@ class Publishing:
     def __init__(
         self,
         table: Filter,
+        firewall: Firewall,
+        serving: Serving,
         in_thread: Callable[..., Awaitable[Any]],
         reflect: Callable[[str], None],
         lead: Callable[[str, IPv4Address, bool], None],
@@ -78,6 +84,8 @@ class Publishing:
         gives the host a route to an endpoint on the network of that id, or takes it back.
         """
         self._filter = table
+        self._firewall = firewall
+        self._serving = serving
         self._in_thread = in_thread
         self._reflect = reflect
         self._lead = lead
@@ -88,7 +96,7 @@ class Publishing:
         self._forgetting: asyncio.Task[None] | None = None
         self._notices: Generations | None = None
         self._noticed = asyncio.Event()
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: tuple[asyncio.Task[None], ...] = ()
 
     # --- a container's ports ----------------------------------------------------------------------
 
@@ -108,15 +116,14 @@ class Publishing:
         if not asked:
             return ()
         try:
-            if target.addresses[1] is None:
+            if target.addresses[1] is None and not self._serving.active:
                 _check_ipv4_alone(asked)
-            if target.addresses[0] is None:
+            if target.addresses[0] is None and not self._serving.active:
                 _check_ipv6_alone(asked)
             return await self._publish(owner, target, asked)
         except (PortTaken, NetfilterError, OSError) as error:
-            raise ServerError(
-                f"driver failed programming external connectivity on endpoint {name} ({target.endpoint_id}): {error}"
-            ) from error
+            what = f"driver failed programming external connectivity on endpoint {name} ({target.endpoint_id})"
+            raise ServerError(f"{what}: {words(error)}") from error
 
     async def _publish(self, owner: str, target: Target, asked: Sequence[choice.Wanted]) -> tuple[Published, ...]:
         refused: set[tuple[str, int]] = set()
@@ -133,7 +140,7 @@ class Publishing:
             self._targets[owner] = target
             opening = asyncio.ensure_future(self._in_thread(self._open, owner, target, given))
             try:
-                await asyncio.shield(opening)
+                self._serving.begin(await asyncio.shield(opening))
                 break
             except PortInUse as error:
                 self._forget(owner)
@@ -143,7 +150,7 @@ class Publishing:
                 given = self._ports.allocate(owner, asked, refused)
             except asyncio.CancelledError:
                 with contextlib.suppress(Exception):
-                    await opening
+                    self._serving.begin(await opening)
                 await self.withdraw(owner)
                 raise
             except BaseException:
@@ -160,6 +167,8 @@ class Publishing:
         ended = asyncio.get_running_loop().create_future()
         self._withdrawing.add(ended)
         try:
+            if self._serving.active:
+                await self._serving.end(owner)
             await self._in_thread(self._close, owner, target)
         except NetfilterError as error:
             _log.warning("container %s: cannot close its ports: %s", owner, error)
@@ -179,9 +188,13 @@ class Publishing:
     async def settle(self) -> None:
         """All running containers are restored: open missing ports, close all others."""
         restored = [(owner, target, self._ports.of(owner)) for owner, target in self._targets.items()]
+        served = ((owner, target.addresses, ports) for owner, target, ports in restored)
+        for owner, failure in await self._serving.settle(served):
+            _log.error("container %s: its ports: %s", owner, words(failure))
         await self._in_thread(self._settle, restored)
         for owner, target, _ in restored:
             if self._targets.get(owner) is not target:  # it ended meanwhile
+                await self._serving.end(owner)
                 await self._in_thread(self._close, owner, target)
 
     def of(self, owner: str) -> tuple[Published, ...]:
@@ -194,7 +207,13 @@ class Publishing:
 
     # --- in threads -------------------------------------------------------------------------------
 
-    def _open(self, owner: str, target: Target, given: Sequence[Published]) -> None:
+    def _open(self, owner: str, target: Target, given: Sequence[Published]) -> Sequence[Listening]:
+        """Returns the sockets to serve, where the engine writes no rules."""
+        if self._serving.active:
+            listening = self._serving.listen(owner, target.addresses, given)
+            if target.overlay:
+                self._route(target, True)
+            return listening
         relayed = self._listeners.hold(owner, given)
         try:
             if target.overlay:
@@ -209,6 +228,7 @@ class Publishing:
             if target.overlay:
                 self._route(target, False)
             raise
+        return ()
 
     def _close(self, owner: str, target: Target) -> None:
         self._listeners.release(owner)
@@ -227,15 +247,16 @@ class Publishing:
         for owner, target, given in restored:
             relayed = Relayed()
             try:
-                relayed = self._listeners.hold(owner, given)
+                if not self._serving.active:
+                    relayed = self._listeners.hold(owner, given)
             except (PortTaken, OSError) as error:
-                _log.warning("container %s: cannot hold its ports, which stay published: %s", owner, error)
+                _log.warning("container %s: cannot hold its ports, which stay published: %s", owner, words(error))
             try:
                 if target.overlay and given:
                     self._route(target, True)
                 self._filter.publish(target.endpoint_id, target.addresses, given, relayed)
             except (EngineError, NetfilterError, OSError) as error:
-                _log.error("container %s: its ports: %s", owner, error)
+                _log.error("container %s: its ports: %s", owner, words(error))
         try:
             self._filter.settle()
         except NetfilterError as error:
@@ -262,13 +283,15 @@ class Publishing:
 
     async def watch(self) -> None:
         """Start restoring rules and elements that other programs remove from the table."""
+        if self._serving.active:
+            return
         try:
             self._notices = Generations()
         except OSError as error:
-            _log.warning("rules that other programs remove will not be noticed: %s", error)
+            _log.warning("rules that other programs remove will not be noticed: %s", words(error))
             return
         asyncio.get_running_loop().add_reader(self._notices.fileno(), self._changed)
-        self._watching = spawn(self._watch(), "watching the nftables table")
+        self._watching = (spawn(self._watch(), "watching nftables"), spawn(self._poll(), "looking at iptables"))
 
     def _changed(self) -> None:
         assert self._notices is not None
@@ -290,19 +313,23 @@ class Publishing:
             due = loop.time() - compared >= COMPARED
             try:
                 if await self._in_thread(self._filter.mend, due):
-                    _log.warning("another program changed the engine's nftables table; it was restored")
+                    _log.warning("rules of the engine were missing in a table of nftables or iptables, and were put in")
             except (EngineError, NetfilterError, OSError) as error:
-                _log.error("the engine's nftables table is incomplete: %s", error)
+                _log.error("the engine's nftables table is incomplete: %s", words(error))
             pending = not due
             if due:
                 compared = loop.time()
 
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(COMPARED)
+            if self._firewall.polled:
+                await self._in_thread(self._firewall.poll)
+
     async def close(self) -> None:
         """End the watch and close the sockets. Rules stay as they are."""
-        if self._watching is not None:
-            self._watching.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watching
+        for watching in self._watching:
+            await cancelled(watching)
         if self._notices is not None:
             asyncio.get_running_loop().remove_reader(self._notices.fileno())
             self._notices.close()

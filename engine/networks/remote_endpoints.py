@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from engine.errors import EngineError, ServerError
+from engine.errors import EngineError, ServerError, words
 from engine.network_rules import Address
 from engine.networks import endpoints, remote, remote_links, requested
 from engine.networks.endpoints import Assigned, Network
@@ -326,7 +326,9 @@ class RemoteEndpoints:
             try:
                 await self._in_thread(remote_links.move_out, self._key(row.container), row.inside, row.source)
             except (EngineError, OSError) as error:
-                _log.warning("network %s: link %s of container %s: %s", row.name, row.source, row.container, error)
+                _log.warning(
+                    "network %s: link %s of container %s: %s", row.name, row.source, row.container, words(error)
+                )
 
     async def _detached(self, container_id: str, network_id: str, **more: Any) -> None:
         """The plugin has no endpoint any more. `more`: further changes of the row."""
@@ -341,7 +343,7 @@ class RemoteEndpoints:
             try:
                 await self._in_thread(remote_links.hide, self._key(container_id))
             except (EngineError, OSError) as error:
-                _log.warning("container %s: unmounting its network namespace: %s", container_id, error)
+                _log.warning("container %s: unmounting its network namespace: %s", container_id, words(error))
 
     async def _tell(self, plugin: Plugin, network: str, network_id: str, endpoint_id: str, method: str) -> bool:
         """A call that undoes another. A failure is logged. Returns False if there was no answer.

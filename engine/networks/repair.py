@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from engine.errors import EngineError
+from engine.errors import EngineError, words
 from engine.networks.bridge import BridgeDriver
 from engine.networks.endpoints import Network
 from engine.system.netlink import rtnl
@@ -73,7 +73,7 @@ class Repair:
                         try:
                             await self._in_thread(self._bridges.port, found)
                         except (EngineError, OSError) as error:
-                            _log.error("network %s: cannot restore its bridge: %s", found.record.name, error)
+                            _log.error("network %s: cannot restore its bridge: %s", found.record.name, words(error))
         finally:
             self._returning = None
 

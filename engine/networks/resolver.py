@@ -30,17 +30,16 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import cast
 
-from engine.errors import ServerError
+from engine.errors import ServerError, words
 from engine.networks import dns
 from engine.networks.dns import Query
 from engine.networks.forwarding import Forwarder, HostServers, Server, open_socket
 from engine.networks.names import NameTable
 from engine.system import namespaces, netfilter
-from engine.system.threads import submit
+from engine.system.threads import Threads
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ class Resolver:
         self.names = names
         self._host_servers = host_servers or HostServers().read
         self._clients: dict[str, _Client] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="resolver")
+        self._thread = Threads(1, ready=True)
         self._forwarder = Forwarder()
         self._waiting = 0
 
@@ -150,7 +149,7 @@ class Resolver:
             await asyncio.shield(self._open(client, namespace, again))
         except OSError as error:
             self.close_for(container_id)
-            raise ServerError(f"container {container_id}: no resolver on {ADDRESS}: {error}") from error
+            raise ServerError(f"container {container_id}: no resolver on {ADDRESS}: {words(error)}") from error
         except BaseException:
             self.close_for(container_id)
             raise
@@ -160,7 +159,7 @@ class Resolver:
     ) -> asyncio.Future[tuple[socket.socket, socket.socket]]:
         own = os.dup(namespace)
         try:
-            opening = submit(self._thread, _listen, own, again)
+            opening = self._thread.run(_listen, own, again)
         except BaseException:
             os.close(own)
             raise
@@ -217,7 +216,7 @@ class Resolver:
         for container_id in tuple(self._clients):
             self.close_for(container_id)
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.to_thread(self._thread.shutdown)
+        self._thread.close()
 
     # --- questions --------------------------------------------------------------------------------
 
@@ -355,7 +354,7 @@ class Resolver:
         try:
             reply = await ask(query, message, servers, functools.partial(self._socket, client))
         except OSError as error:  # out of descriptors, for example
-            _log.warning("container %s: cannot forward a query: %s", client.container_id, error)
+            _log.warning("container %s: cannot forward a query: %s", client.container_id, words(error))
             reply = None
         if reply is None:
             reply = dns.answer(query, (), rcode=dns.SERVER_FAILURE, authoritative=False)
@@ -374,7 +373,11 @@ class Resolver:
         # A duplicate, as the container's descriptor may be closed, and its number reused, before
         # the thread runs.
         namespace = namespaces.of_socket(client.udp.fileno())
-        making = asyncio.get_running_loop().run_in_executor(self._thread, _asking_inside, namespace, server, kind)
+        try:
+            making = self._thread.run(_asking_inside, namespace, server, kind)
+        except BaseException:
+            os.close(namespace)
+            raise
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:

@@ -29,13 +29,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import NamedTuple
 
-from engine.errors import EngineError, InvalidParameter
+from engine.errors import EngineError, InvalidParameter, words
 from engine.networks import host
 from engine.networks.requested import PLACE
 from engine.system import namespaces, sysctls
 from engine.system.netlink import rtnl
 from engine.system.netlink.codec import NetlinkError
 from engine.system.netlink.rtnl import Link, RouteSocket
+from engine.system.threads import Helper, surely
 
 _log = logging.getLogger(__name__)
 
@@ -354,8 +355,8 @@ class Stock:
         self._pause_until = 0.0
         self._closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._keep, name="sandboxes", daemon=True)
-        self._thread.start()
+        # Where it cannot begin, the stock stays empty.
+        self._thread = Helper(lambda: surely(self._keep))
 
     def fresh(self) -> ReadySandbox:
         """Make one. Called in any thread. Raises OSError, EngineError."""
@@ -382,7 +383,7 @@ class Stock:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.joined()
         while self._ready:
             self._ready.popleft().close()
         self._delete([name for _, name in self._lingering])
@@ -438,7 +439,7 @@ class Stock:
             # BridgeFull persists until containers exit, so it is not logged. Log anything else; the
             # next start will hit it again.
             if not isinstance(error, BridgeFull):
-                _log.warning("ready sandboxes: %s", error)
+                _log.warning("ready sandboxes: %s", words(error))
             with self._changed:
                 self._pause_until = time.monotonic() + 1.0
             return
@@ -453,20 +454,21 @@ class Stock:
             return
         for name, outcome in zip(names, self._links.outcomes(rtnl.delete_link(name) for name in names), strict=True):
             if outcome is not None and outcome.errno != errno.ENODEV:
-                _log.warning("link %s: %s", name, outcome)
+                _log.warning("link %s: %s", name, words(outcome))
 
 
 class BridgeStock(Stock):
     """Ready sandboxes on the default bridge."""
 
-    def __init__(self, links: RouteSocket, bridge: Callable[[], Link]) -> None:
+    def __init__(self, links: RouteSocket, bridge: Callable[[], Link] | None) -> None:
         """`bridge` returns the default bridge as it is now. It is called in any thread and may
-        raise OSError or EngineError.
+        raise OSError or EngineError. None: there is no such bridge, and the stock stays empty.
         """
         self._bridge = bridge
-        super().__init__(links)
+        super().__init__(links, STOCK if bridge is not None else 0)
 
     def fresh(self) -> ReadySandbox:
+        assert self._bridge is not None
         return self._make(self._bridge())
 
     def take(self, bridge: Link, mtu: int = 0) -> ReadySandbox:
@@ -478,7 +480,7 @@ class BridgeStock(Stock):
         sandbox = self.ready()
         if sandbox is None:
             return self._make(bridge, mtu)
-        if bridge.ifindex != sandbox.bridge:
+        if bridge.ifindex != sandbox.bridge or mtu:
             change = rtnl.change_link(host_end(sandbox.endpoint_id), master=bridge.ifindex, mtu=mtu)
             failure = self._links.outcomes([change])[0]
             if failure is not None:

@@ -74,7 +74,7 @@ class Host:
             return Kernel(self)
 
         monkeypatch.setattr(drivers, "RouteSocket", kernel)
-        monkeypatch.setattr(attachments, "Resolver", lambda _: Resolver(self))
+        monkeypatch.setattr(attachments, "Resolver", lambda *_: Resolver(self))
         monkeypatch.setattr(drivers, "relay_socket", lambda: None)
         monkeypatch.setattr(host, "HAS_IPV6", False)
         monkeypatch.setattr(host, "switch_on_ipv6", lambda _: None)
@@ -208,10 +208,14 @@ class Kernel:
             if isinstance(each, IPv4Interface) and index in (0, owner)
         ]
 
-    def address_spans(self) -> list[tuple[int, int, int]]:
-        return [(int(each.network[0]), int(each.network[-1]), owner) for owner, each in self.addresses()]
+    def address_spans(self, version: int = 4) -> list[tuple[int, int, int]]:
+        return [
+            (int(each.network[0]), int(each.network[-1]), owner)
+            for owner, each in self.addresses()
+            if each.version == version
+        ]
 
-    def route_spans(self) -> list[tuple[int, int]]:
+    def route_spans(self, version: int = 4) -> list[tuple[int, int, bool]]:
         return []
 
     def apply(self, *requests: Request) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 import pytest
@@ -7,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import Forbidden, InvalidParameter, ServerError
-from engine.network_rules import Address, free_subnet, span
+from engine.network_rules import Address, Pool, span
 from engine.networks.ipam import (
-    DEFAULT_POOLS,
+    BRIDGE_POOLS,
     NETWORK_POOLS,
-    NETWORK_PREFIX,
     AddressPool,
+    Occupied,
+    choose,
     mac_address,
     unique_local_subnet,
 )
@@ -23,46 +27,101 @@ def pool(subnet: str = "10.0.0.0/29") -> AddressPool:
     return AddressPool("net", network, (network[1],))
 
 
-def test_default_pools_are_dockers() -> None:
-    assert [str(each) for each in DEFAULT_POOLS[:2]] == ["172.17.0.0/16", "172.18.0.0/16"]
-    assert str(DEFAULT_POOLS[14]) == "172.31.0.0/16"
-    assert [str(each) for each in DEFAULT_POOLS[15:17]] == ["192.168.0.0/20", "192.168.16.0/20"]
-    assert len(DEFAULT_POOLS) == 31
+NOTHING = Occupied([], [])
 
 
-def test_free_subnet_avoids_routes_but_not_the_default_one() -> None:
-    taken = [*map(span, (IPv4Network("0.0.0.0/0"), IPv4Network("172.17.3.0/24"), IPv4Network("172.18.0.0/15")))]
-    assert str(free_subnet(taken, DEFAULT_POOLS)) == "172.20.0.0/16"
-    assert free_subnet(map(span, (IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16"))), DEFAULT_POOLS) is None
+def subnets(pools: Sequence[Pool], occupied: Occupied = NOTHING) -> Iterator[str]:
+    """The subnets that one network after another gets."""
+    found: list[tuple[int, int]] = []
+    while subnet := choose(pools, occupied, found):
+        found.append(span(subnet))
+        yield str(subnet)
+
+
+def test_default_pools() -> None:
+    found = [*subnets(BRIDGE_POOLS)]
+    assert (found[:2], found[14:17], len(found)) == (
+        ["172.17.0.0/16", "172.18.0.0/16"],
+        ["172.31.0.0/16", "192.168.0.0/20", "192.168.16.0/20"],
+        31,
+    ), "Docker's"
+    found = [*itertools.islice(subnets(NETWORK_POOLS), 500)]
+    assert (found[0], found[499]) == ("172.18.0.0/24", "172.19.243.0/24")
+
+
+NETWORKS = st.builds(
+    lambda number, prefix: IPv4Network((number & -1 << 32 - prefix & 0xFFFFFFFF, prefix)),
+    st.one_of(
+        st.integers(int(IPv4Address("172.18.0.0")), int(IPv4Address("172.19.255.255"))), st.integers(0, 2**32 - 1)
+    ),
+    st.integers(1, 30),
+)
 
 
 @given(
-    st.lists(
-        st.builds(
-            lambda number, prefix: IPv4Network((number & -1 << 32 - prefix & 0xFFFFFFFF, prefix)),
-            st.one_of(
-                st.integers(int(IPv4Address("172.18.0.0")), int(IPv4Address("172.19.255.255"))),
-                st.integers(0, 2**32 - 1),
-            ),
-            st.integers(12, 30),
-        ),
-        max_size=60,
-    )
+    st.lists(NETWORKS.filter(lambda each: each.prefixlen >= 12), max_size=40),
+    st.lists(NETWORKS, max_size=20),
+    st.lists(NETWORKS.filter(lambda each: each.prefixlen >= 12), max_size=5),
+    st.sampled_from([0, 20, 26]),
 )
-def test_free_subnet_is_the_first_that_is_free(taken: list[IPv4Network]) -> None:
-    pools = (IPv4Network("172.18.0.0/16"), IPv4Network("172.19.0.0/18"))
-    every = [subnet for pool in pools for subnet in pool.subnets(new_prefix=24)]
-    free = [subnet for subnet in every if not any(subnet.overlaps(network) for network in taken)]
-    assert free_subnet(map(span, taken), pools, 24) == (free[0] if free else None)
+def test_the_first_subnet_that_is_free(
+    here: list[IPv4Network], beyond: list[IPv4Network], others: list[IPv4Network], size: int
+) -> None:
+    pools = [Pool(IPv4Network(base), bits) for base, bits in (("172.18.0.0/17", 24), ("172.19.0.0/18", 19))]
+    occupied = Occupied([*map(span, here)], sorted(map(span, beyond)))
+
+    def free(subnet: IPv4Network) -> bool:
+        counts = (each for each in beyond if each.prefixlen >= subnet.prefixlen)
+        return not any(subnet.overlaps(each) for each in (*here, *others, *counts))
+
+    every = [subnet for base, bits in pools for subnet in base.subnets(new_prefix=size or bits)]
+    first = next(filter(free, every), None)
+    assert choose(pools, occupied, [*map(span, others)], size) == first
 
 
-def test_users_networks_are_small() -> None:
-    found: list[IPv4Network] = []
-    for _ in range(500):
-        subnet = free_subnet(map(span, found), NETWORK_POOLS, NETWORK_PREFIX)
-        assert subnet is not None
-        found.append(subnet)
-    assert (str(found[0]), str(found[499])) == ("172.18.0.0/24", "172.19.243.0/24")
+@given(NETWORKS, st.lists(NETWORKS, max_size=20))
+def test_hidden_subnets(subnet: IPv4Network, beyond: list[IPv4Network]) -> None:
+    hidden = any(each.subnet_of(subnet) for each in beyond)
+    assert Occupied([], sorted(map(span, beyond))).hides(subnet) == hidden
+
+
+def test_a_vpn_stands_in_the_way_of_no_network() -> None:
+    routes = "0.0.0.0/1", "128.0.0.0/1", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"
+    occupied = Occupied([], sorted(span(IPv4Network(each)) for each in routes))
+    assert str(choose(BRIDGE_POOLS, occupied)) == "172.17.0.0/16"
+    on_link = Occupied(occupied.beyond, [])
+    assert choose(BRIDGE_POOLS, on_link) is None
+
+
+def test_pools_of_ipv6() -> None:
+    pools = [Pool.parse("base=fd00:1::/63,size=64"), Pool.parse("base=fd00:2::/64,size=80")]
+    occupied = Occupied([span(IPv6Network("fd00:1::/120"))], [span(IPv6Network("fd00::/16"))])
+    assert [*itertools.islice(subnets(pools, occupied), 3)] == ["fd00:1:0:1::/64", "fd00:2::/80", "fd00:2:0:0:1::/80"]
+    assert choose(pools, NOTHING, size=62) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("10.0.0.0/8", "must be base=CIDR,size=BITS"),
+        ("base=10.0.0.0/8", "must be base=CIDR,size=BITS"),
+        ("base=10.0.0.0/8,size=24,size=25", "must be base=CIDR,size=BITS"),
+        ("base=10.0.0.0/8,sise=24", "must be base=CIDR,size=BITS"),
+        ("base=224.0.0.0/4,size=24", "base has addresses that containers cannot have"),
+        ("base=127.0.0.0/8,size=24", "base has addresses that containers cannot have"),
+        ("base=fe80::/10,size=64", "base has addresses that containers cannot have"),
+        ("base=ten,size=24", "base is not a subnet: 'ten' does not appear"),
+        ("base=10.0.0.1/8,size=24", "base is not a subnet: 10.0.0.1/8 has host bits set"),
+        ("base=10.0.0.0/16,size=15", "size must be a prefix length from 16, that of its base, to 30"),
+        ("base=10.0.0.0/16,size=31", "from 16, that of its base, to 30"),
+        ("base=10.0.0.0/16,size=\N{SUPERSCRIPT TWO}", "must be base=CIDR,size=BITS"),
+        (f"base=10.0.0.0/16,size={'9' * 5000}", "must be base=CIDR,size=BITS"),
+        ("base=fd00::/48,size=127", "from 48, that of its base, to 126"),
+    ],
+)
+def test_pools_that_are_none(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        Pool.parse(text)
 
 
 def test_unique_local_subnets() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from engine.config import Config
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, Unimplemented
 from engine.events import EventLog
-from engine.network_rules import excluded, matches
-from engine.networks import bridge, network
+from engine.network_rules import bridge_interface, excluded, matches
+from engine.networks import network
 from engine.networks.network import (
     NetworkRecord,
     NetworkStore,
@@ -128,15 +128,15 @@ def test_wrong_default_bridge_names(name: str, tmp_path: Path) -> None:
     [("172.30.0.0/16", "172.30.0.1/16"), ("172.30.0.9/24", "172.30.0.9/24"), ("10.0.0.0/30", "10.0.0.1/30")],
 )
 def test_configured_subnet(text: str, interface: str) -> None:
-    assert str(bridge.configured_subnet(text)) == interface
+    assert str(bridge_interface(text, 4)) == interface
 
 
 @pytest.mark.parametrize(
     "text", ["x", "10.0.0.0/33", "10.0.0.0/31", "10.0.0.1", "10.0.0.255/24", "::1/64", "1.2.3.4/a"]
 )
 def test_wrong_subnets(text: str) -> None:
-    with pytest.raises(InvalidParameter, match="bridge subnet"):
-        bridge.configured_subnet(text)
+    with pytest.raises(InvalidParameter, match=text):
+        bridge_interface(text, 4)
 
 
 # --- create bodies --------------------------------------------------------------------------------

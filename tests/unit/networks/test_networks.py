@@ -315,10 +315,10 @@ def test_an_end_whose_ports_cannot_be_closed_gives_the_addresses_back(world: Hos
 
             async def refuse(owner: str) -> None:
                 await withdraw(owner)
-                raise RuntimeError("can't start new thread")
+                raise ServerError("the host allows no more threads")
 
             networks._publishing.withdraw = refuse  # type: ignore[method-assign]
-            with pytest.raises(RuntimeError):
+            with pytest.raises(ServerError):
                 await networks.leave("c")
             assert not world.namespaces and used(networks) == {}
 

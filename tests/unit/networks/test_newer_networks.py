@@ -149,7 +149,7 @@ def test_a_subnet_of_a_size(world: Host, tmp_path: Path, monkeypatch: pytest.Mon
                 await networks.create(body(name, EnableIPv6=True, IPAM=_pools("0.0.0.0/26", "::/120")))
                 found.append([ip_network(each.subnet) for each in networks.get(name).record.ipam.config])
             for four, six in found:
-                assert four.prefixlen == 26 and any(four.subnet_of(pool) for pool in NETWORK_POOLS)
+                assert four.prefixlen == 26 and any(four.subnet_of(pool.base) for pool in NETWORK_POOLS)
                 assert six.prefixlen == 120 and six.subnet_of(ip_network("fd00::/8"))
             assert not any(a.version == b.version and a.overlaps(b) for a in found[0] for b in found[1])
             static = EndpointSettings(ipam_config=EndpointIPAMConfig(ipv4_address=str(found[0][0][5])))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import errno
 import os
-import threading
 
 import pytest
 
@@ -19,7 +19,7 @@ def no_descriptor(descriptor: int) -> int:
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
-def no_thread(self: threading.Thread) -> None:
+def no_thread(*_: object) -> int:
     raise RuntimeError("can't start new thread")
 
 
@@ -35,7 +35,7 @@ def test_a_container_that_cannot_be_served_is_not_taken_for_served(
             if scarce == "descriptors":
                 short.setattr(resolver.os, "dup", no_descriptor)
             else:
-                short.setattr(threading.Thread, "start", no_thread)
+                short.setattr(_thread, "start_new_thread", no_thread)
             before = len(os.listdir("/proc/self/fd"))
             with pytest.raises(ServerError):
                 await made.open_for("c", 0)
