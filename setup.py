@@ -1,8 +1,9 @@
-"""Builds the Cython extensions of engine/_fast; everything else is in pyproject.toml.
+"""Builds the Cython extensions of engine/_fast, and adds the files of docs/ that a wheel carries
+(`SHARED`); everything else is in pyproject.toml.
 
-ENGINED_COMPILED=1: leave the extensions out, because `build_ext --inplace` has built them
-(.ci/prepare). ENGINED_SANITIZE=1: build them with AddressSanitizer and UndefinedBehaviorSanitizer
-(.ci/sanitize).
+ENGINED_COMPILED=1: leave the extensions out, because they are compiled elsewhere (.ci/prepare,
+.ci/wheels.py). ENGINED_SANITIZE=1: build them with AddressSanitizer and
+UndefinedBehaviorSanitizer (.ci/sanitize). `.ci/wheels.py` takes `compiled` and `LINKED` from here.
 """
 
 import os
@@ -11,10 +12,13 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
+
+SHARED = ("engined.1", "engined.service", "engined.socket", "engined.toml")
+"""Files of docs/ that `engined install-service` needs. They are in engine/share of a wheel."""
 
 HARDENED = ["-fstack-protector-strong", "-fstack-clash-protection", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3"]
-if platform.machine() == "x86_64":
-    HARDENED.append("-fcf-protection")
 LINKED = ["-Wl,-z,relro,-z,now", "-Wl,-z,noexecstack", "-Wl,--strip-all"]
 WARNINGS = [
     "-Wall",
@@ -31,14 +35,20 @@ FASTER = dict.fromkeys(("jsonentry", "logwriter", "logreader"), "-O3")
 """
 
 
+def compiled(name: str, machine: str) -> list[str]:
+    """Options that the module `name` is compiled with for a machine."""
+    branches = ["-fcf-protection"] if machine == "x86_64" else []
+    return [FASTER.get(name, "-O2"), "-g0", *HARDENED, *branches]
+
+
 def extension(source: Path) -> Extension:
     name = source.stem
     if os.environ.get("ENGINED_SANITIZE"):
-        compiled, linked = SANITIZED, ["-fsanitize=address,undefined"]
+        options, linked = SANITIZED, ["-fsanitize=address,undefined"]
     else:
-        compiled, linked = [FASTER.get(name, "-O2"), "-g0", *HARDENED], LINKED
+        options, linked = compiled(name, platform.machine()), LINKED
     return Extension(
-        f"engine._fast.{name}", [str(source)], extra_compile_args=[*WARNINGS, *compiled], extra_link_args=linked
+        f"engine._fast.{name}", [str(source)], extra_compile_args=[*WARNINGS, *options], extra_link_args=linked
     )
 
 
@@ -67,4 +77,31 @@ class Parallel(build_ext):
         self.parallel = self.parallel or os.cpu_count()
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": Parallel})
+class WithShared(build_py):
+    """`build_py` with the files of docs/ in engine/share.
+
+    An editable installation finds them in docs/.
+    """
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            directory = Path(self.build_lib, "engine", "share")
+            directory.mkdir(parents=True, exist_ok=True)
+            for name in SHARED:
+                self.copy_file(str(Path("docs", name)), str(directory / name))
+
+
+class WithSources(sdist):
+    """`sdist` with Cython's sources, which setuptools does not know, and `SHARED`."""
+
+    def make_distribution(self) -> None:
+        self.filelist.extend(str(source) for source in sorted(Path("engine/_fast").glob("*.pyx")))
+        self.filelist.extend(f"docs/{name}" for name in SHARED)
+        self.filelist.append("CHANGELOG.md")
+        super().make_distribution()
+
+
+if __name__ == "__main__":
+    commands = {"build_ext": Parallel, "build_py": WithShared, "sdist": WithSources}
+    setup(ext_modules=extensions(), cmdclass=commands)

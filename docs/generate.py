@@ -1,5 +1,5 @@
-"""`make docs`: writes the options in docs/ and README from `engine.config.Config`, and the figure
-of a container's lifecycle.
+"""`make docs`: writes the options in docs/ from `engine.config.Config`, and the figure of a
+container's lifecycle.
 
 `tests/unit/test_docs.py` fails if a file differs from the output of this program.
 """
@@ -11,19 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine import __version__
-from engine.config import Option, options
+from engine.config import Option, docker, options
 from engine.containers.lifecycle import TABLE, Refusal, State, Verb
 
 ROOT = Path(__file__).resolve().parent.parent
-
-README_BEGIN = "<!-- options: written by `make docs` -->\n"
-README_END = "<!-- end of options -->\n"
 
 
 def toml() -> str:
     """docs/engined.toml: every option, commented out, with its default or an example."""
     lines = [
-        "# Configuration of engined: engined serve --config /etc/engined.toml",
+        "# Configuration of engined, /etc/engined/engined.toml. docs/CONFIGURATION.md explains it.",
         "# Every option is listed with its default, or with an example where it has none.",
         "# Options of the command line override this file. Repeatable options are lists.",
     ]
@@ -35,6 +32,34 @@ def toml() -> str:
 
 
 _EXAMPLES = {
+    "exec_opt": '["native.cgroupdriver=cgroupfs"]',
+    "pidfile": '"/run/engined.pid"',
+    "metrics_addr": '"127.0.0.1:9323"',
+    "cgroup_parent": '"/containers"',
+    "default_cgroupns_mode": '"private"',
+    "default_ulimit": '["nofile=1024:4096"]',
+    "dns": '["192.0.2.53"]',
+    "dns_opt": '["timeout:1"]',
+    "dns_search": '["example.com"]',
+    "resolv_conf": '"/etc/resolv.conf"',
+    "host_gateway_ip": '["192.0.2.1"]',
+    "bip6": '"fd00:1::1/64"',
+    "fixed_cidr": '"172.30.1.0/24"',
+    "fixed_cidr_v6": '"fd00:1::/80"',
+    "default_gateway": '"172.30.0.254"',
+    "default_gateway_v6": '"fd00:1::fe"',
+    "ip": '"127.0.0.1"',
+    "bridge_accept_fwmark": '"0x1/0x3"',
+    "default_network_opt": '["bridge=com.docker.network.driver.mtu=1400"]',
+    "http_proxy": '"http://proxy.example:3128"',
+    "https_proxy": '"http://proxy.example:3128"',
+    "no_proxy": '"localhost,.example.com"',
+    "feature": '["buildkit=true"]',
+    "build_cache_reserved": '"20g"',
+    "build_cache_max_used": '"100g"',
+    "build_cache_min_free": '"10g"',
+    "build_cache_policy": '["unused-for=48h,type=exec.cachemount", "max-used=50g,all=true"]',
+    "swarm_default_advertise_addr": '"eth0"',
     "tcp": '["0.0.0.0:2376"]',
     "tls_ca": '"/etc/engined/ca.pem"',
     "tls_cert": '"/etc/engined/server.pem"',
@@ -43,6 +68,7 @@ _EXAMPLES = {
     "add_runtime": '["kata=/opt/kata/bin/kata-runtime"]',
     "init_path": '"/usr/bin/tini-static"',
     "bridge_subnet": '"172.30.0.0/16"',
+    "default_address_pool": '["base=10.200.0.0/16,size=24"]',
     "insecure_registry": '["registry.example:5000", "10.0.0.0/8"]',
     "registry_mirror": '["https://mirror.example"]',
     "authorization_plugin": '["opa", "audit"]',
@@ -59,29 +85,47 @@ def _literal(option: Option) -> str:
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, int):
-        return str(default)
+        return option.shown_default
     if option.repeatable:
         return "[" + ", ".join(f'"{each}"' for each in default) + "]" if default else ""
     return f'"{default}"' if str(default) else ""
 
 
-def readme_table() -> Iterator[str]:
-    """README's table of options, with its markers."""
-    yield README_BEGIN
-    yield "| option | default | |\n|---|---|---|\n"
+def configuration() -> str:
+    """docs/CONFIGURATION.md: the options, and what becomes of dockerd's keys."""
+    template = (ROOT / "docs" / "CONFIGURATION.md.in").read_text()
+    return template.replace("@OPTIONS@", "\n".join(_option_rows())).replace("@KEYS@", "\n".join(_key_rows()))
+
+
+def _option_rows() -> Iterator[str]:
     for option in options():
         flag = f"{option.flag} {option.value}".strip().replace("|", "\\|")
-        default = option.shown_default.replace("|", "\\|") or "off"
-        again = " Repeatable." if option.repeatable else ""
-        yield f"| `{flag}` | {default} | {option.text}{again} |\n"
-    yield README_END
+        default = option.shown_default or str(option.default).lower()
+        notes = [
+            option.text,
+            *(["Repeatable."] if option.repeatable else []),
+            *(["A reload changes it."] if option.reload else []),
+        ]
+        yield f"| `{flag}` | {default.replace('|', chr(92) + '|')} | {' '.join(notes)} |"
 
 
-def readme(text: str) -> str:
-    """README with the current table of options."""
-    before, rest = text.split(README_BEGIN)
-    _, after = rest.split(README_END)
-    return before + "".join(readme_table()) + after
+def _key_rows() -> Iterator[str]:
+    for key, known in sorted(docker.KEYS.items()):
+        if isinstance(known, docker.NoMeaning):
+            text = f"no meaning{_other_than(known.as_it_is)}: {known.why}"
+        elif isinstance(known, docker.Refused):
+            text = f"refused, unless {' or '.join(map(_value, known.accepted))}: {known.why}"
+        else:
+            text = f"in force: {', '.join(f'`{flag}`' for flag in docker.flags(key))}"
+        yield f"| `{key}` | {text} |"
+
+
+def _other_than(value: object) -> str:
+    return "" if value is None else f", unless {_value(value)}"
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else "empty" if value in ("", []) else str(value)
 
 
 def manual_page() -> str:
@@ -90,11 +134,15 @@ def manual_page() -> str:
     entries = []
     for option in options():
         entries.append(
-            ".TP\n" + f".BR {_roff(option.flag)}" + (f' " " \\fI{_roff(option.value)}\\fP' if option.value else "")
+            ".TP\n" + f".BR {_roff(option.flag)}" + (f' " " "\\fI{_roff(option.value)}\\fP"' if option.value else "")
         )
         notes = ["May be repeated."] if option.repeatable else []
-        if option.shown_default:
+        if option.default is True:
+            notes.append(f"Default: true; {option.flag}=false switches it off.")
+        elif option.shown_default:
             notes.append(f"Default: {option.shown_default}.")
+        if option.reload:
+            notes.append("A reload changes it.")
         entries.append(_roff(" ".join([option.text, *notes])))
     return template.replace("@VERSION@", __version__).replace("@OPTIONS@", "\n".join(entries))
 
@@ -146,11 +194,10 @@ _KEEPS = {Verb.FAIL}
 
 def files() -> dict[Path, str]:
     """The generated files and their content."""
-    name = ROOT / "README.md"
     return {
         ROOT / "docs" / "engined.toml": toml(),
         ROOT / "docs" / "engined.1": manual_page(),
-        name: readme(name.read_text()),
+        ROOT / "docs" / "CONFIGURATION.md": configuration(),
         ROOT / "docs" / "lifecycle.md": lifecycle(),
     }
 
