@@ -8,6 +8,7 @@ start (it enables forwarding and chooses the runtime).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -15,13 +16,16 @@ import resource
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.errors import EngineError
+from engine import config
+from engine.config import FIREWALL_MARK
+from engine.errors import EngineError, words
+from engine.logs import drivers
 from engine.manager import versions
-from engine.networks import overlay
+from engine.networks import firewall, overlay
 from engine.networks.sandboxes import PORTS
 from engine.runtime import init as found_init
 from engine.runtime.cgroups import Cgroups
@@ -67,6 +71,23 @@ def main(containers: int) -> int:
     return 1 if any(not row.ok for row in rows) else 0
 
 
+def configuration(file: str) -> int:
+    """Print what becomes of each key of a configuration file, as `engined serve` would take it.
+
+    Returns the exit status: 1 if the engine would not start with it, else 0.
+    """
+    try:
+        rows = config.verdicts(file)
+        for row in rows:
+            print(f"{row.key}: {row.kind}{f' ({row.why})' if row.why else ''}")
+        drivers.check_daemon(config.Source({}, file).load().config)
+    except (ValueError, EngineError) as error:
+        print(f"engined: {error}", file=sys.stderr)
+        return 1
+    print("configuration OK")
+    return 0
+
+
 def _print(rows: list[Finding], containers: int) -> None:
     width = max(len(row.subject) for row in rows)
     for row in rows:
@@ -103,7 +124,8 @@ def findings(containers: int) -> Iterator[Finding]:
         yield attempt("bridge and veth", _try_links, "modprobe bridge veth")
         if netfilter.available():
             yield attempt("nftables NAT", _try_nat, "modprobe nf_tables nft_chain_nat nft_masq nft_fib_inet")
-            yield forward_policies(netfilter.run("list chains"))
+            accepting = firewall.accepting(_mark())
+            yield forwarding(firewall.dropping(accepting, firewall.programs()), accepting)
         yield swarm_networks(overlay.features())
     yield etcd(versions.found())
     yield ports(containers)
@@ -113,6 +135,13 @@ def findings(containers: int) -> Iterator[Finding]:
         row = setting(subject, name, wanted)
         if row is not None:
             yield row
+
+
+def _mark() -> int:
+    """That of the configuration that `engined serve` would read by itself."""
+    with contextlib.suppress(ValueError):
+        return config.Source({}, config.default_file()).load().config.firewall_mark
+    return FIREWALL_MARK
 
 
 def kernel(release: str) -> Finding:
@@ -197,7 +226,7 @@ def attempt(subject: str, action: Callable[[], None], fix: str) -> Finding:
                 action()
             os.close(descriptor)
         except (OSError, netfilter.NetfilterError) as error:
-            failures.append(str(error))
+            failures.append(words(error))
 
     thread = threading.Thread(target=body)
     thread.start()
@@ -237,22 +266,12 @@ def swarm_networks(features: Collection[str]) -> Finding:
     return Finding("swarm networks", True, text)
 
 
-def forward_policies(chains: str) -> Finding:
-    """Looks for other tables that drop forwarded packets by policy. An accept rule of the engine
-    cannot overrule that.
-    """
-    table, dropping = "", []
-    for line in chains.splitlines():
-        if line.startswith("table "):
-            table = line.split("{")[0].removeprefix("table ").strip()
-        elif "hook forward" in line and "policy drop" in line:
-            dropping.append(table)
-    text = f"policy drop in table {', '.join(dropping)}" if dropping else "no table drops forwarded packets by policy"
-    fix = (
-        "let that table accept packets from and to the engine's links: the default bridge, br-* of other networks, "
-        "and ov-* of a swarm's networks; for example iptables -I FORWARD -i ov-+ -j ACCEPT and -o for each"
-    )
-    return Finding("forwarding", not dropping, text, fix)
+def forwarding(found: Iterable[firewall.Chain], accept: str) -> Finding:
+    """Chains of nftables that drop forwarded packets, and that the engine leaves alone."""
+    chains = [chain for chain in found if chain.table != "firewalld"]
+    text = "; ".join(f"chain {chain.name} of table {chain.family} {chain.table} drops" for chain in chains)
+    fix = "; ".join(chain.advice(accept).partition("add: ")[2] for chain in chains)
+    return Finding("forwarding", not chains, text or "no chain drops what containers send", fix)
 
 
 def ports(containers: int) -> Finding:

@@ -17,22 +17,25 @@ import os
 import shutil
 import signal
 import socket
-import sys
+import ssl
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import uvloop
 
-from engine import __version__
+from engine import __version__, proxies
 from engine.api import application, authorization
 from engine.api.engine import Engine
+from engine.api.metrics import MetricsApplication
 from engine.build.builder import Builder
 from engine.build.buildkit.front import BuildKit
 from engine.build.buildkit.session import Sessions
 from engine.cluster.cluster import Cluster
 from engine.cluster.parts import Parts as ClusterParts
-from engine.config import Config, encode
-from engine.containers import boot, log_plan
+from engine.config import INHERITED, Config, Source, encode, reloads
+from engine.containers import boot, defaults, log_plan
 from engine.containers.container import Container
 from engine.containers.containers import Containers
 from engine.containers.delivery import Deliveries
@@ -45,7 +48,7 @@ from engine.containers.packing import Packing
 from engine.containers.parts import Lifecycle, Parts
 from engine.containers.stats import Statistics
 from engine.containers.store import ContainerStore
-from engine.errors import EngineError, NotFound, ServerError
+from engine.errors import EngineError, NotFound, ServerError, words
 from engine.events import EventLog
 from engine.facts import Counts, Host
 from engine.http.server import Server
@@ -57,6 +60,7 @@ from engine.logs import drivers
 from engine.monitor.client import Monitor
 from engine.monitor.handles import Exit
 from engine.networks.attachments import Attachments
+from engine.networks.default import NO_BRIDGE
 from engine.networks.filter import RELAYED
 from engine.networks.networks import Networks
 from engine.plugins.authz import Chain
@@ -72,10 +76,23 @@ from engine.runtime.runtimes import Runtimes
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
-from engine.system import detached_mounts, host, host_paths, memory, mounts, tasks
+from engine.system import (
+    detached_mounts,
+    host,
+    host_paths,
+    log_format,
+    log_lines,
+    memory,
+    mounts,
+    service_manager,
+    tasks,
+    threads,
+)
 from engine.system.files import remove_tree, write_atomically
 from engine.system.grace_period import GracePeriod
 from engine.system.limits import open_descriptors
+from engine.system.service_manager import Notifier
+from engine.system.tasks import spawn
 from engine.system.threads import raise_priority
 from engine.usage import Usages
 from engine.volumes.store import VolumeStore
@@ -95,56 +112,69 @@ longer than containers may take."""
 _log = logging.getLogger(__name__)
 
 
-def run(config: Config, *, stop_after: float | None = None) -> int:
+def run(
+    config: Config,
+    source: Source | None = None,
+    meaningless: Mapping[str, str] | None = None,
+    *,
+    stop_after: float | None = None,
+) -> int:
     """Serve until a signal ends it. Returns the program's exit status.
 
-    With `stop_after` it does not serve. It stops the containers and the monitor of an earlier
-    daemon, and gives containers so many seconds to exit.
+    `source` is what a reload reads, `meaningless` are keys of its file that change nothing. With
+    `stop_after` it does not serve. It stops the containers and the monitor of an earlier daemon,
+    and gives containers so many seconds to exit.
     """
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log_lines.choose(config.log_format)
+    log_format.configure(config.log_level)
+    for key, why in (meaningless or {}).items():
+        _log.warning("the configuration key %s has no meaning here: %s", key, why)
+    for name in proxies.export(config.http_proxy, config.https_proxy, config.no_proxy):
+        _log.warning("the configuration overrides the variable %s", name)
     raise_priority()
     memory.configure()
     try:
-        uvloop.run(_serve(config, stop_after))
+        uvloop.run(_serve(config, source, stop_after))
         return 0
     except EngineError as error:
-        print(f"engined: {error.message}", file=sys.stderr)
+        log_lines.say(error.message, "fatal", "engined: ")
     except OSError as error:
         place = f"{error.filename}: " if isinstance(error.filename, str | os.PathLike) else ""
-        print(f"engined: {place}{error.strerror or error}", file=sys.stderr)
+        log_lines.say(f"{place}{error.strerror or error}", "fatal", "engined: ")
+    finally:
+        threads.finish()
     return 1
 
 
-async def _serve(config: Config, stop_after: float | None) -> None:
+async def _serve(config: Config, source: Source | None, stop_after: float | None) -> None:
     async with contextlib.AsyncExitStack() as stack:
-        daemon = Daemon(config, only_stops=stop_after is not None)
+        stack.enter_context(threads.installed())
+        daemon = Daemon(config, source, only_stops=stop_after is not None)
         await daemon.open(stack)
         if stop_after is not None:
             await daemon.stop_everything(stop_after)
             return
         daemon.cluster.start()
+        memory.keep_reserve()
         for path in daemon.listening:
-            print(f"listening on {path}", flush=True)
-        _notify_ready()
+            if log_lines.is_json():
+                _log.info("listening on %s", path)
+            else:
+                print(f"listening on {path}", flush=True)
+        daemon.notifier.ready()
         await daemon.until_asked_to_end()
-
-
-def _notify_ready() -> None:
-    """Send READY=1, which systemd waits for with Type=notify: sd_notify(3)."""
-    address = os.environ.pop("NOTIFY_SOCKET", "")
-    if address:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier, contextlib.suppress(OSError):
-            notifier.sendto(b"READY=1", "\0" + address[1:] if address.startswith("@") else address)
+        daemon.notifier.stopping()
 
 
 class Daemon:
     """One engine and its parts."""
 
-    def __init__(self, config: Config, *, only_stops: bool = False) -> None:
-        """`only_stops`: it will not serve (`run`)."""
+    def __init__(self, config: Config, source: Source | None = None, *, only_stops: bool = False) -> None:
+        """`source`: for reloads. `only_stops`: it will not serve (`run`)."""
         self.config = config
+        self._source = source
+        self.notifier = Notifier.of_environment()
+        self._inherited = service_manager.inherited()
         self._only_stops = only_stops
         self.listening: list[str] = []
         self._ending = asyncio.Event()
@@ -155,21 +185,32 @@ class Daemon:
         self._serves = False
         """The start has succeeded: what was made on the host stays when the daemon ends."""
         self._restored = False
+        self._opened_records = False
         self.lifecycle = Lifecycle()
         self.sessions = Sessions()
+        self._reloading = asyncio.Lock()
+        self._started = asyncio.Event()
+        self._chain: Chain | None = None
+        """The plugins that authorize requests."""
+        self._retired: list[Chain] = []
+        """Former ones, which may still be asked about the replies of requests under way."""
 
     async def open(self, stack: contextlib.AsyncExitStack) -> None:
         """Build all parts, restore running containers, then listen. `stack` closes the parts in
         reverse order.
         """
+        # First, because an invalid file must leave nothing on the host.
+        self.defaults = defaults.DOCKERS if self._only_stops else await asyncio.to_thread(defaults.of, self.config)
         self._claim(stack)
         self._watch_signals(stack)
         await asyncio.to_thread(detached_mounts.check_root)
         await self._open_stores(stack)
         await self._open_containers(stack)
         await self._restore(stack)
+        await threads.start_all()
         await self._listen(stack)
         self._serves = True
+        self._started.set()
         for container in self.containers:
             boot.start(container)
         # Objects made at start live as long as the daemon, so garbage collections need not visit
@@ -180,11 +221,16 @@ class Daemon:
     def _claim(self, stack: contextlib.AsyncExitStack) -> None:
         """Make ROOT and RUN, and take the locks of RUN and of the bridge."""
         config = self.config
+        before = _Before.of(config.root)
         _make_directories(config)
         claim = _claim(config.run)
         self._took_over = (config.run / "monitor").exists()  # until the monitor says what it has
         stack.callback(self._leave_run, claim)
-        stack.enter_context(_claim_bridge(config.bridge))
+        stack.callback(self._undo_start, before)
+        if config.pidfile:
+            stack.enter_context(_pidfile(config, write=not self._only_stops))
+        if config.bridge != NO_BRIDGE:
+            stack.enter_context(_claim_bridge(config.bridge))
         _keep_config(config)
 
     def _watch_signals(self, stack: contextlib.AsyncExitStack) -> None:
@@ -192,6 +238,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ending.set)
         loop.add_signal_handler(signal.SIGUSR1, self._asked_to_stop_everything)
+        loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload)
+        stack.callback(self.notifier.close)
         tasks.when_fatal(self._fail)
         stack.callback(tasks.when_fatal, None)
 
@@ -204,6 +252,7 @@ class Daemon:
         self.runtimes = await asyncio.to_thread(Runtimes.find, config.runtime, config.runtimes, config.run)
         self.devices = Registry(config.cdi_specs)
         self.records = _records_beside(config) if self._only_stops else Records.in_root(config.root)
+        self._opened_records = True
         stack.callback(self.records.close)
         self.snapshots = OverlaySnapshots(config.root, self.records, [MARK])
         self.events = EventLog()
@@ -251,7 +300,7 @@ class Daemon:
             on_dropped=self._dropped,
             root=config.root,
         )
-        self.facts = await asyncio.to_thread(_read_host, config.root, self.cgroups)
+        self.facts = await asyncio.to_thread(_read_host, config, self.cgroups)
         self.deliveries = Deliveries(config, self.events, self.facts.name, self.monitor.ship, self.plugins)
         stack.push_async_callback(self._close_deliveries)
         self.containers = Containers(
@@ -271,6 +320,7 @@ class Daemon:
                 deliveries=self.deliveries,
                 devices=self.devices,
                 lifecycle=self.lifecycle,
+                defaults=self.defaults,
             )
         )
         self.processes = Processes(self.containers.parts, self.plugins)
@@ -287,7 +337,7 @@ class Daemon:
         self._took_over = bool(self.monitor.processes or self.monitor.exits)
         stack.push_async_callback(self._close_monitor)
         stack.push_async_callback(self._close_plugins)
-        self.networks.keeper = self.monitor
+        self.networks.keeper = self.networks.serving.server = self.monitor
         if self.networks.drivers.relay is not None:
             self.monitor.relay(self.networks.drivers.relay, RELAYED.packed)
 
@@ -338,9 +388,9 @@ class Daemon:
 
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         config = self.config
-        buildkit = BuildKit(self.sessions, self.builder, self.images, lambda: str(self.networks.gateway))
+        buildkit = BuildKit(self.sessions, self.builder, self.images, lambda: self.networks.host_gateway)
         stack.push_async_callback(self._close_cluster)
-        engine = Engine(
+        self.engine = engine = Engine(
             builder=self.builder,
             buildkit=buildkit,
             cluster=self.cluster,
@@ -355,7 +405,7 @@ class Daemon:
             images=self.images,
             networks=self.networks,
             plugins=self.managed,
-            programs=Programs(self.runtimes.paths(), config.init_path).read,
+            programs=Programs(self.runtimes.programs, config.init_path).read,
             remote=self.remote,
             sessions=self.sessions,
             statistics=self.statistics,
@@ -363,32 +413,114 @@ class Daemon:
             volumes=self.volumes,
         )
         self.lifecycle.gone.subscribe(lambda container: engine.kept.forget(container.id))
-        server = Server(await self._application(engine, stack))
+        self._chain = await self._authorization(config)
+        stack.push_async_callback(self._close_chains)
+        self.server = server = Server(self._application())
+        if config.metrics:
+            measured = Server(MetricsApplication(engine, host.own_process))
+            stack.push_async_callback(measured.close)
+            name, _, port = config.metrics.rpartition(":")
+            bound = await measured.listen_tcp(name.strip("[]"), int(port), None)
+            _log.info("metrics: http://%s:%d/metrics", name, bound)
         stack.push_async_callback(engine.websockets.close)
         stack.push_async_callback(self.sessions.close)
         stack.push_async_callback(buildkit.close)
         stack.push_async_callback(server.close)
         stack.callback(self.processes.give_up_starts)
+        context = _tls(config)
         for path in config.sockets:
+            if path.startswith(INHERITED):
+                self.listening += [
+                    server.listen_inherited(each, context)
+                    for each in service_manager.chosen(self._inherited, path.removeprefix(INHERITED))
+                ]
+                continue
             await server.listen_unix(path, config.group)
             self.listening.append(path)
-        # Without certificates it is plain TCP, which `Server` allows only on loopback addresses.
-        context = mutual_context(config.tls_ca, config.tls_cert, config.tls_key) if config.tls_cert else None
         for address in config.tcp:
             name, _, port = address.rpartition(":")
             bound = await server.listen_tcp(name.strip("[]"), int(port), context)
             self.listening.append(f"tcp://{name}:{bound}")
 
-    async def _application(self, engine: Engine, stack: contextlib.AsyncExitStack) -> application.Application:
-        """The API. Requests are authorized if the operator has named plugins for that. Raises
-        EngineError if one of them cannot be used.
+    def _application(self) -> application.Application:
+        """The API. Requests are authorized if the operator has named plugins for that."""
+        if self._chain is None:
+            return application.Application(self.engine)
+        return authorization.AuthorizedApplication(self.engine, self._chain)
+
+    async def _authorization(self, config: Config) -> Chain | None:
+        """Raises EngineError if one of the plugins cannot be used."""
+        names = config.authorization_plugins
+        return await Chain.open(names, self.plugins) if names else None
+
+    async def _close_chains(self) -> None:
+        for chain in (self._chain, *self._retired):
+            if chain is not None:
+                await chain.close()
+
+    def _asked_to_reload(self) -> None:
+        spawn(self._reload(), "reloading the configuration")
+
+    async def _reload(self) -> None:
+        """Read the configuration again. If it is invalid, or something in it cannot be used,
+        nothing changes.
         """
-        names = self.config.authorization_plugins
-        if not names:
-            return application.Application(engine)
-        chain = await Chain.open(names, self.plugins)
-        stack.push_async_callback(chain.close)
-        return authorization.AuthorizedApplication(engine, chain)
+        await self._started.wait()
+        async with self._reloading:
+            self.notifier.reloading()
+            try:
+                said = [f"{name}: the new value is in force after a restart" for name in await self._take_over()]
+                for text in said:
+                    _log.warning("%s", text)
+                _log.info("the configuration is reloaded")
+            except (ValueError, EngineError, OSError) as error:
+                said = [f"{reloads.FAILED}{words(error)}"]
+                _log.error("%s", said[0])
+            # for `engined reload`
+            text = "".join(f"engined: {each}\n" for each in said)
+            await asyncio.to_thread(write_atomically, self.config.run / reloads.OUTCOME, text.encode())
+            self.notifier.ready()
+
+    async def _take_over(self) -> list[str]:
+        """Take over what may change. Returns the names of options that wait for a restart."""
+        if self._source is None:
+            raise ServerError("this daemon has no configuration to read")
+        # the file may be on a file system that does not answer
+        old, loaded = self.config, await host_paths.run(self._source.load)
+        drivers.check_daemon(loaded.config)
+        new = reloads.merged(old, loaded.config)
+        # What may fail comes first.
+        runtimes = None
+        if (new.runtime, new.runtimes) != (old.runtime, old.runtimes):
+            runtimes = await asyncio.to_thread(Runtimes.find, new.runtime, new.runtimes, new.run)
+        context = await asyncio.to_thread(_tls, new)
+        chain = self._chain
+        if new.authorization_plugins != old.authorization_plugins:
+            chain = await self._authorization(new)
+        try:
+            await asyncio.to_thread(_keep_config, new)
+        except BaseException:
+            if chain is not None and chain is not self._chain:
+                chain.retire(self.plugins, self._chain)
+                await chain.close()
+            raise
+        self.config = self.engine.config = new
+        logging.getLogger().setLevel(new.log_level.upper())
+        if runtimes is not None:
+            self.runtimes.become(runtimes)
+        self.remote.configure(new)
+        if context is not None:
+            self.server.renew_tls(context)
+        if chain is not self._chain:
+            if self._chain is not None:
+                self._chain.retire(self.plugins, chain)
+                self._retired.append(self._chain)
+            self._chain = chain
+            self.server.serve(self._application())
+        for key, why in loaded.meaningless.items():
+            _log.warning("the configuration key %s has no meaning here: %s", key, why)
+        self.events.publish("daemon", "reload", self.facts.id, {"name": self.facts.name} | reloads.attributes(new))
+        return [*dict.fromkeys(loaded.names[field] for field in reloads.waiting(old, loaded.config))]
 
     def _cluster_parts(self) -> ClusterParts:
         return ClusterParts(
@@ -414,9 +546,10 @@ class Daemon:
             stopped=states[State.CREATED] + states[State.EXITED] + states[State.REMOVING],
             images=len(self.images),
             driver_status=(("Backing directory", str(self.config.root)),),
+            default_runtime=self.runtimes.default_name,
             runtime=self.runtimes.default.name,
             runtime_version=self.runtimes.default.version,
-            runtimes=self.runtimes.paths(),
+            runtimes=self.runtimes.programs(),
             bridge=self.config.bridge,
             labels=self.config.labels,
             volume_drivers=tuple(self.volumes.drivers()),
@@ -426,7 +559,14 @@ class Daemon:
             log_dropped=sum(self.monitor.dropped.values()),
             descriptors=open_descriptors(),
             tasks=len(asyncio.all_tasks()),
+            troubles=tuple(self.networks.drivers.firewall.troubles),
         )
+
+    def _undo_start(self, before: _Before) -> None:
+        """A start that has failed leaves no files in a ROOT that had none."""
+        if not (self._serves or self._took_over or self._only_stops):
+            # Without the records' lock, another engine may use ROOT by now.
+            before.restore(self.config.root, whole=self._opened_records)
 
     def _leave_run(self, claim: int) -> None:
         """Release the lock of RUN. If nothing of the engine is to stay, remove its files in RUN,
@@ -440,6 +580,7 @@ class Daemon:
                     place.rmdir()
             for name in (
                 "config.json",
+                reloads.OUTCOME,
                 "stop-timeout",
                 "exec",
                 "monitor",
@@ -548,7 +689,7 @@ class Daemon:
             try:
                 seconds = float((self.config.run / "stop-timeout").read_text())
             except (OSError, ValueError):
-                seconds = 10.0
+                seconds = float(self.config.shutdown_timeout)
             _end_whatever_hangs(seconds + HANGING_CALL)
             await self.stop_everything(seconds)
         else:
@@ -604,20 +745,21 @@ def _end_whatever_hangs(seconds: float, status: int = 0) -> None:
     loop.call_later(seconds, look)
 
 
-def _read_host(root: Path, hierarchies: Cgroups) -> Host:
+def _read_host(config: Config, hierarchies: Cgroups) -> Host:
     """The facts about this host for /info. The limits are those that a create accepts without a
     warning.
     """
     offered = hierarchies.support()
-    found = host.read(root)
+    found = host.read(config.root)
+    private = config.cgroupns_mode or ("private" if hierarchies.mode == "v2" else "host")
     return msgspec.structs.replace(
         found,
         # If AppArmor is on, this loads the default profile, so that no container start has to.
         security_options=(
             *(("name=apparmor",) if apparmor.default() else ()),
-            *found.security_options,
-            # the default of CgroupnsMode there
-            *(("name=cgroupns",) if hierarchies.mode == "v2" else ()),
+            *(f"name=seccomp,profile={config.seccomp_profile}" for _ in found.security_options),
+            *(("name=cgroupns",) if private == "private" else ()),
+            *(("name=no-new-privileges",) if config.no_new_privileges else ()),
         ),
         cgroup_version="2" if hierarchies.mode == "v2" else "1",
         memory_limit=offered.memory,
@@ -655,6 +797,11 @@ def _make_directories(config: Config) -> None:
     """Make ROOT and RUN. ROOT has files and environments of containers, so only root may read it.
     Sockets in RUN have their own modes.
     """
+    if not (config.root / "state.db").exists() and (found := _of_dockerd(config.root)):
+        raise ServerError(
+            f"{config.root}: has data of dockerd ({found}), which this engine cannot use: choose another directory "
+            "with --root (data-root)"
+        )
     try:
         for directory in (config.root, config.root / "containers", config.root / "volumes"):
             directory.mkdir(mode=0o710, parents=True, exist_ok=True)
@@ -663,6 +810,41 @@ def _make_directories(config: Config) -> None:
         config.run.mkdir(mode=0o711, parents=True, exist_ok=True)
     except FileExistsError as error:
         raise ServerError(f"{error.filename}: is not a directory") from error
+
+
+class _Before(NamedTuple):
+    """ROOT as it was before a start."""
+
+    there: bool
+    used: bool
+
+    @classmethod
+    def of(cls, root: Path) -> _Before:
+        there = root.is_dir()
+        return cls(there, there and any(root.iterdir()))
+
+    def restore(self, root: Path, *, whole: bool) -> None:
+        """Remove what the start has put into ROOT; if not `whole`, only empty directories."""
+        if self.used:
+            return
+        for entry in [*root.iterdir()]:
+            with contextlib.suppress(OSError):  # not empty
+                if not whole:
+                    entry.rmdir()
+                elif entry.is_dir():
+                    remove_tree(entry)
+                else:
+                    entry.unlink()
+        if not self.there:
+            with contextlib.suppress(OSError):
+                root.rmdir()
+
+
+def _of_dockerd(root: Path) -> str:
+    """A directory that dockerd makes and this engine does not; empty if there is none."""
+    return next(
+        (name for name in ("network", "image", "overlay2", "buildkit", "containerd") if (root / name).is_dir()), ""
+    )
 
 
 def _sweep_directories(containers: Path, live: set[str]) -> None:
@@ -686,6 +868,28 @@ def _claim(run: Path) -> int:
     return descriptor
 
 
+@contextlib.contextmanager
+def _pidfile(config: Config, *, write: bool) -> Iterator[None]:
+    """Have the daemon's pid in the operator's file, until the daemon ends. Raises OSError if a
+    process has this pid that the file names already, as dockerd does.
+    """
+    path = Path(config.pidfile)
+    if path.resolve() == config.run / "engined.pid":  # the claim, which has the pid
+        yield
+        return
+    if write:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            pid = int(path.read_bytes())
+            if pid > 0 and pid != os.getpid() and os.path.exists(f"/proc/{pid}"):
+                raise OSError(f"{path}: process {pid}, which it names, is still running")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(os.getpid()))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
 def _claim_bridge(name: str) -> socket.socket:
     """Take the lock that allows one engine per bridge: an abstract Unix socket, which is per
     network namespace, unix(7).
@@ -697,6 +901,11 @@ def _claim_bridge(name: str) -> socket.socket:
         claim.close()
         raise OSError(f"another engine already uses the bridge {name}; choose another one with --bridge") from error
     return claim
+
+
+def _tls(config: Config) -> ssl.SSLContext | None:
+    """None without certificates: plain TCP, which `Server` allows only on loopback addresses."""
+    return mutual_context(config.tls_ca, config.tls_cert, config.tls_key) if config.tls_cert else None
 
 
 def _keep_config(config: Config) -> None:

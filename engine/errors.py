@@ -8,16 +8,51 @@ a reply is a bug.
 
 import os
 import re
+import subprocess
+
+import msgspec
+
+BUG = "internal error; the engine's log has the details"
+"""What a client reads of an exception that is none of the kinds."""
 
 _NUMBER = re.compile(r"\[Errno -?\d+\] ")
 """In the text of an OSError. It says nothing to a user."""
+_OF_SSL = re.compile(r"^\[[A-Z0-9_]+(: [A-Z0-9_]+)?\] | \(_ssl\.c:\d+\)\.?$")
+"""In the text of an ssl.SSLError: its library and number, and the line of Python's source."""
+_OF_ASYNCIO = re.compile(r"\[Errno (\d+)\] Connect call failed")
+"""Of an OSError of a connection, to one address or several."""
+_OF_LIBRARIES = re.compile(
+    _NUMBER.pattern
+    + r"|^Error -?\d+ (while [a-z ]+: )?"  # zlib and isal
+    + r"| - do you need to open .*"  # csv: an argument of Python's open()
+    + r"|:\n.*",  # tarfile: the exception of each format that was tried
+    re.DOTALL,
+)
+
+
+_NAMELESS: dict[type[BaseException], str] = {
+    TimeoutError: "timed out",
+    BrokenPipeError: "broken pipe",
+    ConnectionAbortedError: "connection aborted",
+    ConnectionRefusedError: "connection refused",
+    ConnectionResetError: "the connection was closed",
+    ConnectionError: "the connection was closed",
+    MemoryError: "out of memory",
+}
+"""Errors that Python and asyncio raise without a text."""
 
 
 def reason(error: OSError) -> str:
-    """The kernel's description of an error, in lower case as in messages: `no space left on
-    device`.
+    """The kernel's description of an error, as in the middle of a message: `no space left on
+    device`. Of a TLS error it is OpenSSL's.
     """
-    return (error.strerror or str(error) or "unknown error").lower()
+    text = error.strerror or str(error) or _NAMELESS.get(type(error), "unknown error")
+    if unconnected := _OF_ASYNCIO.search(str(error)):
+        text = os.strerror(int(unconnected[1]))
+    text = _OF_SSL.sub("", text)
+    if text.lower() == "pem lib":
+        return "not a PEM file"
+    return text if text[1:2].isupper() else text[:1].lower() + text[1:]
 
 
 def reason_with_file(error: OSError) -> str:
@@ -29,8 +64,18 @@ def reason_with_file(error: OSError) -> str:
 
 
 def words(error: BaseException) -> str:
-    """What a user reads of any error. Of one of the kernel it has no number."""
-    return _NUMBER.sub("", str(error))
+    """What a user reads of any error, also of a library: no number, no class of Python, no place in
+    a source.
+    """
+    if isinstance(error, OSError):
+        return reason_with_file(error)
+    if isinstance(error, msgspec.MsgspecError | UnicodeError | RecursionError):
+        return decoding_reason(error)
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"it did not end within {error.timeout:.3g} s"
+    if isinstance(error, EOFError) and hasattr(error, "partial"):  # of asyncio's streams
+        return "the connection was closed"
+    return _OF_LIBRARIES.sub("", str(error)) or _NAMELESS.get(type(error), "unknown error")
 
 
 def decoding_reason(error: Exception) -> str:
@@ -41,10 +86,11 @@ def decoding_reason(error: Exception) -> str:
         return "it is not UTF-8"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    words, _, place = str(error).partition(" - at ")
-    words = re.sub(r"`([^`]*)`", lambda names: " or ".join(map(_plain_type, names[1].split(" | "))), words)
+    text, _, place = str(error).partition(" - at ")
+    text = re.sub(r"`([^`]*)`", lambda names: " or ".join(map(_plain_type, names[1].split(" | "))), text)
     place = place.replace("`", "").removeprefix("$").removeprefix(".")
-    text = words[:1].lower() + words[1:] if words.split(" ")[0] in _SENTENCES else words
+    if text.split(" ")[0] in _SENTENCES:
+        text = text[:1].lower() + text[1:]
     return f"{place}: {text}" if place else text
 
 

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from engine import labels
+from engine import labels, metrics
 from engine.wire.events import Actor, Message
 
 HISTORY = 1024
@@ -84,6 +84,7 @@ class EventLog:
         actor = Actor(id, dict(attributes or {}))
         message = Message(type=type, action=action, actor=actor, scope=scope, time=at // 1_000_000_000, time_nano=at)
         self._remember(message)
+        metrics.EVENTS.add()
         for subscription in list(self._subscriptions):
             subscription.offer(message)
         return message

@@ -68,9 +68,11 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     driver_status: tuple[tuple[str, str], ...] = ()
     runtime_version: str = ""
     runtime: str = "runc"
-    """Name of the OCI runtime in use."""
-    runtimes: dict[str, str] = msgspec.field(default_factory=dict)
-    """Paths by name."""
+    """The OCI runtime of containers whose create names none."""
+    default_runtime: str = "runc"
+    """The name of that one for clients."""
+    runtimes: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    """Programs with their arguments, by name: those that a create may name."""
     volume_drivers: tuple[str, ...] = ("local",)
     network_drivers: tuple[str, ...] = ()
     log_drivers: tuple[str, ...] = ()
@@ -83,3 +85,17 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
     """asyncio tasks of this process."""
     labels: tuple[str, ...] = ()
     bridge: str = ""
+    troubles: tuple[str, ...] = ()
+    """What keeps the engine from its work on this host, in sentences for the operator."""
+
+
+class OwnProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kernel knows of the daemon's process. Memory in bytes."""
+
+    cpu_seconds: float
+    descriptors: int
+    most_descriptors: int
+    resident: int
+    virtual: int
+    started: float
+    """Seconds since the epoch."""

@@ -15,15 +15,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import (
     AddressValueError,
     IPv4Address,
+    IPv4Interface,
     IPv4Network,
     IPv6Address,
+    IPv6Interface,
     IPv6Network,
     NetmaskValueError,
     ip_address,
     ip_interface,
     ip_network,
 )
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -33,6 +35,7 @@ from engine.wire.networks import IPAMConfig
 
 Address = IPv4Address | IPv6Address
 Subnet = IPv4Network | IPv6Network
+AnySubnet = TypeVar("AnySubnet", bound=Subnet)
 
 PREDEFINED_NAMES = frozenset(("bridge", "host", "none"))
 """The networks that every engine has, and so every node of a swarm."""
@@ -44,7 +47,6 @@ FILTERS = frozenset(("dangling", "driver", "id", "label", "name", "scope", "type
 SWARM_ID = 25
 """Characters of the id of an object of a swarm; ids of an engine's own networks have 64."""
 
-_EVERYWHERE = (0, (1 << 32) - 1)
 _LONGEST_NAME = 255
 """Bytes, the same limit as for a file's name."""
 _LONGEST_HOSTNAME = 64
@@ -52,6 +54,7 @@ _LONGEST_HOSTNAME = 64
 _HOST_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _WORD = re.compile(r"[^\s\x00-\x1f\x7f-\x9f]+")
+_POOL = re.compile(r"\s*base=(?P<base>[^\s,]+)\s*,\s*size=(?P<size>[0-9]{1,3})\s*")
 LINK_NAME = re.compile(r"[!-$&-.0-9;-~]{1,15}")
 """The name of a network interface."""
 _OPTION_PREFIXES = ("com.docker.network.", "engine.network.")
@@ -154,6 +157,19 @@ def mtu(given: Mapping[str, str], where: str) -> int:
     return int(text or 0)
 
 
+def parsed_mark(text: str) -> tuple[int, int]:
+    """Mark and mask of `MARK[/MASK]`, decimal or 0x…; two zeros for an empty text. Raises
+    ValueError.
+    """
+    if not text:
+        return 0, 0
+    mark, slash, mask = text.partition("/")
+    found = int(mark, 0), int(mask, 0) if slash else 0xFFFFFFFF
+    if not (0 <= found[0] < 1 << 32 and 0 < found[1] < 1 << 32) or found[0] & ~found[1]:
+        raise ValueError("not a mark of 32 bits within its mask")
+    return found
+
+
 # --- pools ----------------------------------------------------------------------------------------
 
 
@@ -162,12 +178,37 @@ def span(subnet: Subnet) -> tuple[int, int]:
     return int(subnet.network_address), int(subnet.broadcast_address)
 
 
-def free_subnet(taken: Iterable[tuple[int, int]], pools: Iterable[IPv4Network], prefix: int = 0) -> IPv4Network | None:
+class Pool(NamedTuple):
+    """An entry of dockerd's default-address-pools: networks get subnets of `size` bits from it."""
+
+    base: Subnet
+    size: int
+
+    @classmethod
+    def parse(cls, text: str) -> Pool:
+        """`base=CIDR,size=BITS`, as dockerd's option. Raises ValueError that says what is wrong."""
+        given = _POOL.fullmatch(text)
+        if given is None:
+            raise ValueError("must be base=CIDR,size=BITS")
+        size = int(given["size"])
+        try:
+            base = ip_network(given["base"])
+        except ValueError as error:
+            raise ValueError(f"base is not a subnet: {error}") from error
+        if base.is_multicast or base.is_loopback or base.is_link_local or base.is_unspecified:
+            raise ValueError("base has addresses that containers cannot have")
+        most = base.max_prefixlen - 2
+        if not base.prefixlen <= size <= most:
+            raise ValueError(f"size must be a prefix length from {base.prefixlen}, that of its base, to {most}")
+        return cls(base, size)
+
+
+def free_subnet(taken: Iterable[tuple[int, int]], pools: Iterable[AnySubnet], prefix: int = 0) -> AnySubnet | None:
     """The first subnet of the pools that overlaps no span of `taken`; None when there is none.
 
-    It has `prefix` bits, or is a whole pool when that is 0. A default route in `taken` is ignored.
+    It has `prefix` bits, or is a whole pool when that is 0. All are of one IP version.
     """
-    occupied = sorted(each for each in taken if each != _EVERYWHERE)
+    occupied = sorted(taken)
     starts: list[int] = []
     ends: list[int] = []
     for start, end in occupied:
@@ -177,14 +218,34 @@ def free_subnet(taken: Iterable[tuple[int, int]], pools: Iterable[IPv4Network], 
             starts.append(start)
             ends.append(end)
     for pool in pools:
-        size = 1 << 32 - (prefix or pool.prefixlen)
+        size = 1 << pool.max_prefixlen - (prefix or pool.prefixlen)
         first = int(pool.network_address)
         while first + size - 1 <= int(pool.broadcast_address):
             before = bisect.bisect_right(starts, first + size - 1) - 1
             if before < 0 or ends[before] < first:
-                return IPv4Network((first, prefix or pool.prefixlen))
+                return type(pool)((first, prefix or pool.prefixlen))
             first = (ends[before] // size + 1) * size
     return None
+
+
+def bridge_interface(text: str, version: int) -> IPv4Interface | IPv6Interface:
+    """The address of the default bridge in its subnet: `172.30.0.5/16`, or `172.30.0.0/16` for the
+    first host. Raises InvalidParameter.
+    """
+    try:
+        interface = ip_interface(text)
+    except ValueError as error:
+        raise InvalidParameter(f"{text}: is not an IPv{version} subnet: {error}") from error
+    subnet = interface.network
+    if interface.version != version or "%" in text:
+        raise InvalidParameter(f"{text}: is not an IPv{version} subnet")
+    if subnet.prefixlen > subnet.max_prefixlen - 2:
+        raise InvalidParameter(f"{text}: has no room for containers")
+    if subnet.is_multicast or subnet.is_loopback or subnet.prefixlen == 0:
+        raise InvalidParameter(f"{text}: is not one of hosts")
+    if version == 4 and interface.ip == subnet.broadcast_address:
+        raise InvalidParameter(f"{text}: the gateway can't be the broadcast address")
+    return ip_interface(f"{subnet[1]}/{subnet.prefixlen}") if interface.ip == subnet.network_address else interface
 
 
 def hosts(subnet: Subnet) -> tuple[int, int]:

@@ -9,11 +9,13 @@ Threads: any.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import re2
 
+_LITERAL = re.compile(r"[\w/-]*")
 _OPTIONS = re2.Options()
 _OPTIONS.log_errors = False
 
@@ -23,11 +25,13 @@ def match(values: Sequence[str], text: str) -> bool:
 
     A value that is no regular expression matches only what equals it, as in dockerd.
     """
-    return text in values or _compiled(tuple(values)).Match(text) is not None
+    return text in values or _matcher(tuple(values))(text)
 
 
 @functools.lru_cache(maxsize=32)  # a list asks for each of its objects
-def _compiled(values: tuple[str, ...]) -> re2.Set:
+def _matcher(values: tuple[str, ...]) -> Callable[[str], bool]:
+    if all(map(_LITERAL.fullmatch, values)):  # most are: half the time for thousands
+        return lambda text: any(value in text for value in values)
     found = re2.Set.SearchSet(_OPTIONS)
     for value in values:
         try:
@@ -35,7 +39,7 @@ def _compiled(values: tuple[str, ...]) -> re2.Set:
         except re2.error:
             continue
     found.Compile()
-    return found
+    return lambda text: found.Match(text) is not None
 
 
 @functools.lru_cache(maxsize=32)

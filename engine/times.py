@@ -32,6 +32,12 @@ _RFC3339 = re.compile(
 )
 
 
+_STRICT = re.compile(r"[-\d]{10}T[:\d]{8}(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)", re.ASCII)
+
+
+_utc = datetime.datetime.fromtimestamp
+
+
 def rfc3339(ns: int) -> str:
     """RFC 3339 in UTC, as Go's RFC3339Nano writes it. 0 becomes Go's zero time."""
     return ZERO if ns == 0 else rfc3339_of_file(ns)
@@ -40,8 +46,11 @@ def rfc3339(ns: int) -> str:
 def rfc3339_of_file(ns: int) -> str:
     """As `rfc3339`, for the times of files, where 0 is 1970."""
     seconds, fraction = divmod(ns, _SECOND)
-    year, month, day, hour, minute, second, *_ = time.gmtime(seconds)
-    text = f"{year:04d}-{month:02d}-{day:02d}T{hour:02d}:{minute:02d}:{second:02d}"
+    try:
+        text = _utc(seconds, datetime.UTC).isoformat()[:19]
+    except (ValueError, OverflowError):  # beyond the year 9999
+        year, month, day, hour, minute, second, *_ = time.gmtime(seconds)
+        text = f"{year:04d}-{month:02d}-{day:02d}T{hour:02d}:{minute:02d}:{second:02d}"
     return f"{text}.{fraction:09d}".rstrip("0") + "Z" if fraction else text + "Z"
 
 
@@ -75,6 +84,15 @@ def parse_rfc3339(text: str) -> int:
     if stamp.year == 1 and seconds <= calendar.timegm((1, 1, 1, 0, 0, 0)):
         return 0
     return seconds * _SECOND + int((fraction or "").ljust(9, "0"))
+
+
+def is_rfc3339(text: str) -> bool:
+    """True for a date and time with seconds and zone, as Go reads one in JSON."""
+    try:
+        parse_rfc3339(text)
+    except ValueError:
+        return False
+    return _STRICT.fullmatch(text) is not None
 
 
 def parse_duration(text: str) -> int:

@@ -43,6 +43,7 @@ from tests.support import ROOT
 from tests.support.engine import explain
 from tests.support.engine.harness import TempEngine, until
 from tests.support.swarm.clusters import Cluster
+from tests.support.workers import pytest_keyboard_interrupt, pytest_xdist_make_scheduler  # noqa: F401 (hooks)
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -101,6 +102,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell ignores ctrl-C in background jobs, and clients that tests interrupt inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # As ctrl-C, in workers too, so that fixtures end what they have started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if runtime := config.getoption("--runtime"):
         TempEngine.common = ("--runtime", runtime)
     if not config.getoption("--against") and os.geteuid() == 0:
@@ -229,12 +232,18 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _engines(fixtures: dict[str, object]) -> Iterator[tuple[str, TempEngine]]:
-    """The engines of a test, those of its clusters and lists too, with their names."""
+    """The engines of a test, with their names: its fixtures, and those that they have."""
     engines = {id(value): (name, value) for name, value in fixtures.items() if isinstance(value, TempEngine)}
     yield from engines.values()  # `engine` is `shared_engine`
     for name, value in fixtures.items():
-        several = value.nodes if isinstance(value, Cluster) else value if isinstance(value, list | tuple) else ()
-        yield from ((f"{name}[{number}]", each) for number, each in enumerate(several) if isinstance(each, TempEngine))
+        if isinstance(value, Cluster):
+            several = value.nodes
+        elif isinstance(value, list | tuple):
+            several = value
+        else:  # what a test or a client has beside its engine
+            several = [*getattr(value, "__dict__", {}).values()]
+        own = (each for each in several if isinstance(each, TempEngine) and id(each) not in engines)
+        yield from ((f"{name}[{number}]", each) for number, each in enumerate(own))
 
 
 _BEGINS: pytest.StashKey[dict[str, int]] = pytest.StashKey()
@@ -309,10 +318,15 @@ def shared_engine(request: pytest.FixtureRequest) -> Iterator[TempEngine]:
 
 @pytest.fixture
 def engine(shared_engine: TempEngine) -> Iterator[TempEngine]:
-    """The shared engine, without containers before and after the test."""
+    """The shared engine, without containers before and after the test. Names of images that a test
+    adds are removed: with another name, busybox is not in use by that name alone.
+    """
     shared_engine.remove_all()
+    before = shared_engine.image_names()
     yield shared_engine
     shared_engine.remove_all()
+    for name in shared_engine.image_names() - before:
+        shared_engine.request("DELETE", f"/v1.24/images/{name}?force=1")
     if not isinstance(shared_engine, OtherEngine):
         shared_engine.assert_recorded()
 

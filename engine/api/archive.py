@@ -54,9 +54,7 @@ async def put(engine: Engine, request: Request) -> Reply:
             own=parameters.boolean(query, "copyUIDGID"),
         )
     except NotFound:
-        # a docker CLI that is cut off while it sends adds an error of its own
-        async for _ in request.body:
-            pass
+        await archive.skip(request.body)
         raise
     return empty_reply(request)
 

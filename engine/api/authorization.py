@@ -232,7 +232,13 @@ def check_keys(body: bytes) -> None:
     except RecursionError:
         raise InvalidParameter("invalid JSON body: it is nested too deeply") from None
     except ValueError as error:
-        raise InvalidParameter(f"invalid JSON body: {error}") from None
+        raise InvalidParameter(f"invalid JSON body: {_reason(error)}") from None
+
+
+def _reason(error: ValueError) -> str:
+    """What is wrong with a document, without Python's count of characters."""
+    text = str(error).partition(" (char ")[0]
+    return text[:1].lower() + text[1:]
 
 
 def _check_pairs(pairs: list[tuple[str, Any]]) -> None:

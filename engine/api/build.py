@@ -64,7 +64,7 @@ def decode(engine: Engine, request: Request) -> Options:
     if request.version.has(Flag.BUILD_OUTPUTS):
         options.check_outputs(query.get("outputs", ""))
     extra_hosts = [each for each in query.get_all("extrahosts") if each]
-    gateway = str(engine.networks.gateway) if any(each.endswith(":host-gateway") for each in extra_hosts) else ""
+    gateway = engine.networks.host_gateway if any(each.endswith(":host-gateway") for each in extra_hosts) else ""
     host = HostConfig(
         memory=_number(query, "memory"),
         memory_swap=_number(query, "memswap"),

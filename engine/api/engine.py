@@ -27,9 +27,9 @@ from engine.usage import Usages
 from engine.volumes.store import VolumeStore
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True, kw_only=True)
 class Engine:
-    """Frozen: parts live as long as the daemon."""
+    """Parts live as long as the daemon; a reload sets another `config`."""
 
     builder: Builder
     buildkit: BuildKit

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+from engine import metrics
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, json_lines, json_reply, started, stream_reply, upload_reply
@@ -101,7 +104,10 @@ async def commit(engine: Engine, request: Request) -> Reply:
         changes=query.get_all("changes"),
         config=await parameters.json_body(request, Config, optional=True),
     )
-    return json_reply(request, Committed(id=await commit_container(container, engine.images, options)))
+    began = time.monotonic()
+    image_id = await commit_container(container, engine.images, options)
+    metrics.CONTAINER_ACTIONS.since("commit", began)
+    return json_reply(request, Committed(id=image_id))
 
 
 def inspect(engine: Engine, request: Request) -> Reply:
@@ -119,7 +125,9 @@ def inspect(engine: Engine, request: Request) -> Reply:
 
 def history(engine: Engine, request: Request) -> Reply:
     platform = _platform(request, Flag.IMAGE_PLATFORM)
+    began = time.monotonic()
     found = views.history(engine.images.index, engine.images.snapshots, request.parameters["name"], platform)
+    metrics.IMAGE_ACTIONS.since("history", began)
     return json_reply(request, found, HistoryItem)
 
 
@@ -175,7 +183,9 @@ async def delete(engine: Engine, request: Request) -> Reply:
     query = request.query
     force, prune = parameters.boolean(query, "force"), not parameters.boolean(query, "noprune")
     platform = _platform(request, Flag.DELETE_PLATFORMS, "platforms")
+    began = time.monotonic()
     done = await engine.images.delete(request.parameters["name"], force, prune, platform)
+    metrics.IMAGE_ACTIONS.since("delete", began)
     return json_reply(request, done, Deletion)
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from engine.api.versions import Flag, Version
 from engine.errors import (
+    BUG,
     Conflict,
     EngineError,
     Forbidden,
@@ -28,7 +29,7 @@ from engine.errors import (
     Unauthorized,
     Unavailable,
     Unimplemented,
-    reason,
+    words,
 )
 from engine.http.messages import Reply, Request, StreamReply
 
@@ -116,20 +117,24 @@ def stream_reply(
     return StreamReply(request.status, chunks, content_type, headers)
 
 
-async def json_lines(values: AsyncIterable[Any], request: Request) -> AsyncGenerator[bytes, None]:
+async def json_lines(
+    values: AsyncIterable[Any], request: Request, *, busy: bool = False
+) -> AsyncGenerator[bytes, None]:
     """Progress objects: one JSON object per line, each sent at once. The docker CLI expects CR LF
     after each.
 
     The status line is sent before the first object, so a failure becomes a last object
     `{"errorDetail":{"message"},"error"}`, whose `errorDetail` has the exit code of a program that
-    failed. Errors that have a status code must be raised before the stream is made.
+    failed. Errors that have a status code must be raised before the stream is made. `busy`: raise
+    Unavailable, as long as nothing was yielded.
     """
     try:
         async for value in values:
+            busy = False
             yield encode(value, request) + b"\r\n"
     except Exception as error:
         kind = as_kind(error)
-        if kind is None:
+        if kind is None or (busy and isinstance(kind, Unavailable)):
             raise
         detail: dict[str, Any] = {"code": kind.exit_code} if kind.exit_code else {}
         yield _encode({"errorDetail": detail | {"message": kind.message}, "error": kind.message}) + b"\r\n"
@@ -164,9 +169,10 @@ async def upload_reply(request: Request, values: AsyncIterable[Any]) -> StreamRe
     """A success that reports on the request's body. Nothing is sent before the first report.
 
     Go clients (skopeo) stop sending the body as soon as they see a status line. So none may be sent
-    while the body is read, unless the client requested progress reports.
+    while the body is read, unless the client requested progress reports. So a lack of room for the
+    body becomes the reply's status.
     """
-    lines = json_lines(values, request)
+    lines = json_lines(values, request, busy=True)
     try:
         first = await anext(lines, b"")
     except BaseException:
@@ -200,24 +206,22 @@ async def _again(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[
 def as_kind(error: BaseException) -> EngineError | None:
     """The kind of an exception. None when it is a bug.
 
-    OSError and "can't start new thread" should have become a kind where they were raised. Here they
-    get a plain message, and the traceback is logged.
+    OSError should have become a kind where it was raised. Here it gets a plain message, and the
+    traceback is logged.
     """
     if isinstance(error, EngineError):
         return error
     used_up = _USED_UP.get(error.errno or 0) if isinstance(error, OSError) else None
     if isinstance(error, OSError):
-        words = reason(error)
-        place = f"{error.filename}: " if isinstance(error.filename, str) else ""
-        kind: EngineError = Unavailable(f"the engine has {used_up}") if used_up else ServerError(f"{place}{words}")
+        kind: EngineError = Unavailable(f"the engine has {used_up}") if used_up else ServerError(words(error))
     elif isinstance(error, MemoryError):
         kind = Unavailable("the host has no more memory for the engine")
-    elif type(error) is RuntimeError and "start new thread" in str(error):
-        kind = Unavailable("the host has no more threads for the engine")
     else:
         return None
     _log.error(
-        "a request failed with an unexpected error: %s", error, exc_info=(type(error), error, error.__traceback__)
+        "a request failed with an unexpected error: %s",
+        words(error),
+        exc_info=(type(error), error, error.__traceback__),
     )
     return kind
 
@@ -238,5 +242,7 @@ def error_reply(error: BaseException) -> Reply:
             if status is not None:
                 later = (("Retry-After", "1"),) if isinstance(kind, Unavailable) else ()
                 return Reply(status, _encode(Message(kind.message)) + b"\n", headers=later)
-    _log.error("a request failed with an internal error: %s", error, exc_info=(type(error), error, error.__traceback__))
-    return Reply(500, _encode(Message("internal error; the engine's log has the details")) + b"\n")
+    _log.error(
+        "a request failed with an internal error: %s", words(error), exc_info=(type(error), error, error.__traceback__)
+    )
+    return Reply(500, _encode(Message(BUG)) + b"\n")

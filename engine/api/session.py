@@ -5,7 +5,7 @@ serve them.
 from __future__ import annotations
 
 from engine.api.engine import Engine
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, words
 from engine.http.hijack import HijackReply
 from engine.http.messages import Request
 
@@ -27,7 +27,7 @@ async def open_session(engine: Engine, request: Request) -> HijackReply:
     try:
         await engine.sessions.open(offer, descriptor, hijack.head, hijack.early)
     except OSError as error:
-        raise InvalidParameter(f"session {offer.id}: {error}") from error
+        raise InvalidParameter(f"session {offer.id}: {words(error)}") from error
     return hijack.release()
 
 
@@ -40,7 +40,7 @@ async def serve_buildkit(engine: Engine, request: Request) -> HijackReply:
     try:
         await control.serve(descriptor, hijack.head, hijack.early)
     except OSError as error:
-        raise InvalidParameter(f"{request.path}: {error}") from error
+        raise InvalidParameter(f"{request.path}: {words(error)}") from error
     return hijack.release()
 
 

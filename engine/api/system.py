@@ -6,23 +6,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from engine import __version__, times
+from engine import __version__, metrics, proxies, seccomp_profiles, times
 from engine.api import swarm_mode
 from engine.api.engine import Engine
 from engine.api.parameters import boolean
 from engine.api.replies import encode, json_reply
-from engine.api.versions import MINIMUM, NEWEST, Flag
+from engine.api.versions import MINIMUM, NEWEST, RELEASE, Flag
 from engine.config import Config
 from engine.errors import InvalidParameter
 from engine.facts import Host
 from engine.http.messages import Reply, Request
+from engine.network_rules import Pool
 from engine.usage import Kind, Turn, Usage, Usages
 from engine.wire.containers import ContainerSummary
 from engine.wire.images import ImageSummary
@@ -30,6 +30,7 @@ from engine.wire.system import (
     CacheRecord,
     Commit,
     Component,
+    DefaultAddressPool,
     DiscoveredDevice,
     DiskUsage,
     FirewallBackend,
@@ -69,6 +70,10 @@ def ping(engine: Engine, request: Request) -> Reply:
     return _pong(request.method, engine.cluster.header)
 
 
+SERVER_VERSION = f"{RELEASE}+engined.{__version__}"
+"""What clients compare with versions of Docker."""
+
+
 @functools.cache
 def _pong(method: str, swarm: str) -> Reply:
     return Reply(200, b"" if method == "HEAD" else b"OK", "text/plain; charset=utf-8", (*_PING, ("Swarm", swarm)))
@@ -101,7 +106,7 @@ async def version(engine: Engine, request: Request) -> Reply:
         VersionInfo(
             platform=Platform(PRODUCT),
             components=components,
-            version=__version__,
+            version=SERVER_VERSION,
             api_version=NEWEST,
             min_api_version=MINIMUM,
             git_commit=host.git_commit,
@@ -117,7 +122,9 @@ async def version(engine: Engine, request: Request) -> Reply:
 
 async def info(engine: Engine, request: Request) -> Reply:
     """GET /info: facts about the host as of the engine's start, and current counts."""
+    began = time.monotonic()
     devices, programs = await asyncio.to_thread(lambda: (engine.devices(), engine.programs()))
+    metrics.HOST_FUNCTIONS.since("system_info", began)
     host, counts, has = engine.host, engine.counts(), request.version.has
     return json_reply(
         request,
@@ -167,34 +174,39 @@ async def info(engine: Engine, request: Request) -> Reply:
             mem_total=host.memory,
             docker_root_dir=str(engine.config.root),
             engine_root_dir=str(engine.config.root),
-            http_proxy=_without_password(os.environ.get("HTTP_PROXY", os.environ.get("http_proxy", ""))),
-            https_proxy=_without_password(os.environ.get("HTTPS_PROXY", os.environ.get("https_proxy", ""))),
-            no_proxy=os.environ.get("NO_PROXY", os.environ.get("no_proxy", "")),
+            http_proxy=proxies.hidden(proxies.variable("HTTP_PROXY")),
+            https_proxy=proxies.hidden(proxies.variable("HTTPS_PROXY")),
+            no_proxy=proxies.variable("NO_PROXY"),
             name=host.name,
             labels=list(counts.labels),
             experimental_build=engine.config.experimental,
-            server_version=__version__,
+            server_version=SERVER_VERSION,
             security_options=list(host.security_options),
-            runtimes={name: _runtime(path, programs.features.get(name)) for name, path in counts.runtimes.items()},
-            default_runtime=counts.runtime,
+            runtimes={
+                name: _runtime(*program, features=programs.features.get(name))
+                for name, program in counts.runtimes.items()
+            },
+            default_runtime=counts.default_runtime,
             swarm=await swarm_mode.info(engine, request),
             live_restore_enabled=True,
             containerd_commit=_NONE,
             runc_commit=Commit(counts.runtime_version),
-            init_binary=INIT,
+            init_binary=engine.config.init_path or INIT,
             init_commit=Commit(programs.init_version) if programs.init_version else _NONE,
+            default_address_pools=_pools(engine.config) or msgspec.UNSET,
             firewall_backend=FirewallBackend("nftables"),
+            generic_resources=_resources(engine.config) or None,
             cdi_spec_dirs=[str(directory) for directory in engine.config.cdi_specs],
             discovered_devices=[DiscoveredDevice("cdi", name) for name in devices] or msgspec.UNSET,
-            warnings=_warnings(host, engine.config),
+            warnings=[*_warnings(host, engine.config), *(f"WARNING: {each}" for each in counts.troubles)],
             log_deliveries=await engine.deliveries.totals() or msgspec.UNSET,
             log_dropped=counts.log_dropped or msgspec.UNSET,
         ),
     )
 
 
-def _runtime(path: str, features: str | None) -> Runtime:
-    return Runtime(path, msgspec.UNSET if features is None else {FEATURES: features})
+def _runtime(path: str, *arguments: str, features: str | None) -> Runtime:
+    return Runtime(path, list(arguments) or msgspec.UNSET, msgspec.UNSET if features is None else {FEATURES: features})
 
 
 _NONE = Commit("N/A")
@@ -204,6 +216,8 @@ _NONE = Commit("N/A")
 def _warnings(host: Host, config: Config) -> list[str]:
     """Warnings for the operator, in Docker's words, which scripts search for."""
     found = [f"WARNING: {text}" for offered, text in _limits(host) if not offered]
+    if config.seccomp_profile != seccomp_profiles.BUILTIN:
+        found.append("WARNING: daemon is not using the default seccomp profile")
     if not config.tls_cert:
         found += [f"WARNING: API is accessible on http://{address} without encryption" for address in config.tcp]
     return found
@@ -221,12 +235,19 @@ def _limits(host: Host) -> Iterator[tuple[bool, str]]:
     yield host.ipv4_forwarding, "IPv4 forwarding is disabled"
 
 
-def _without_password(url: str) -> str:
-    """A proxy's URL with another user and password, as Docker shows it."""
-    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
-    authority, slash, path = rest.partition("/")
-    user, at, host = authority.rpartition("@")
-    return f"{scheme}{separator}xxxxx:xxxxx@{host}{slash}{path}" if at and user else url
+def _pools(config: Config) -> list[DefaultAddressPool]:
+    return [DefaultAddressPool(str(base), size) for base, size in map(Pool.parse, config.address_pools)]
+
+
+def _resources(config: Config) -> list[dict[str, object]]:
+    """As in `cluster/description.py`, whose structs an engine outside of a swarm does not load."""
+    found: list[dict[str, object]] = []
+    for kind, _, value in (entry.partition("=") for entry in config.generic_resources):
+        if value.isascii() and value.isdigit():
+            found.append({"DiscreteResourceSpec": {"Kind": kind, "Value": int(value)}})
+        else:
+            found.append({"NamedResourceSpec": {"Kind": kind, "Value": value}})
+    return found
 
 
 def _registries(config: Config) -> RegistryConfig:

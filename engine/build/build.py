@@ -67,11 +67,12 @@ class Build:
         ]
         if len(self.steps) > MAX_STEPS:
             raise InvalidParameter(f"the Dockerfile has {len(self.steps)} steps of at most {MAX_STEPS}")
-        for step in self.steps[: len(dockerfile.global_arguments)]:
-            step.done = True
-            step.log.close()
         for number, step in enumerate(self.steps, 1):
             step.number, step.total = number, len(self.steps)
+        for step in self.steps[: len(dockerfile.global_arguments)]:
+            step.begin()
+            step.done = True
+            step.log.close()
         for each in self._stages:
             _name_vertices(each, alone=dockerfiles.is_one(dockerfile))
         # Last: `work` releases them, and a refused build does no work.
@@ -82,7 +83,6 @@ class Build:
     async def reports(self) -> AsyncIterator[Report]:
         """The reports of all steps, in order, up to the first that failed."""
         for step in self.steps:
-            yield step.begun()
             async for report in step.log.read():
                 yield report
             step.log.release()
@@ -90,7 +90,6 @@ class Build:
                 break
         failed = self._failed
         if failed is not None and failed is not step and failed in self.steps:
-            yield failed.begun()
             async for report in failed.log.read():
                 yield report
         async for report in self._end.read():
@@ -166,7 +165,7 @@ class Build:
             if self._options.unused_arguments_fail:
                 await self._parts.cache.write()
                 raise InvalidParameter(f"One or more build-args {names} were not consumed, failing build.")
-            self._end.say(f"[Warning] One or more build-args {names} were not consumed\n")
+            self._end.say(f"[Warning] One or more build-args {names} were not consumed\n", classic=True)
         await self._parts.cache.write_result(result, self._options.tags)
         self._end.say(f"Successfully built {result.short}\n", classic=True)
         for name in self._options.tags:
@@ -233,8 +232,9 @@ def _name_vertices(build: StageBuild, *, alone: bool) -> None:
     name = "" if alone else f"{stage.name or f'stage-{stage.index}'} "
     width = len(str(len(shown)))
     for number, step in enumerate(shown, 1):
-        text = f"FROM {context_key(stage.base)}" if step.instruction is None else step.text
-        step.vertex = f"[{name}{number:{width}}/{len(shown)}] {text}"
+        step.prefix = f"[{name}{number:{width}}/{len(shown)}] "
+        if step.instruction is None:
+            step.shown = f"FROM {context_key(stage.base)}"
 
 
 async def begin(stage: StageBuild, log: Log) -> State:
@@ -244,7 +244,7 @@ async def begin(stage: StageBuild, log: Log) -> State:
         found = await site.stages.result_of(wanted.parent, stage.index, log)
         stage.scope = site.stages.scope_of(wanted.parent).following()
         return base.with_path(found)
-    found = base.empty(stage.platform)
+    found = base.empty(stage.platform, site.options.dialect)
     if base.named(wanted.base, site.options) != base.SCRATCH:
         found = base.of_image(await site.image(wanted.base, stage.platform, log))
     if site.epoch is not None:  # it changes the times of all that is made on the base

@@ -15,15 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator
 from contextlib import AbstractAsyncContextManager
 from urllib.parse import urlsplit
 
+from engine import metrics
 from engine.build import context, prune, remote
 from engine.build.build import Build
 from engine.build.buildkit.session import Sessions
 from engine.build.cache import Cache
 from engine.build.caches import Caches
+from engine.build.collection import Collector
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
 from engine.build.git import Checkout
@@ -33,8 +35,9 @@ from engine.build.parts import Parts
 from engine.build.remote import Text
 from engine.build.reports import Report
 from engine.build.sharing import SharedSteps
-from engine.build.trees import DirectoryTree, MemoryTree, Tree
+from engine.build.trees import DirectoryTree, MemoryTree, Tree, source_path
 from engine.config import Config
+from engine.config.cache import CachePolicy
 from engine.containers.containers import Containers
 from engine.errors import InvalidParameter, NotFound
 from engine.events import EventLog
@@ -80,7 +83,7 @@ class Builder:
             shared=SharedSteps(images.temporary),
             sessions=sessions,
         )
-        self._budget = prune.Budget(self._parts)
+        self._collector = Collector(self._parts)
         self._sweeping: asyncio.Task[None] | None = None
 
     def open(self) -> None:
@@ -125,7 +128,8 @@ class Builder:
             finally:
                 opening.close()
 
-        with self._parts.images.idle.work():
+        metrics.BUILDS.add()
+        with self._parts.images.idle.work(), _cancellation_counted():
             working = asyncio.create_task(work())
             try:
                 async for report in opening.read():
@@ -136,7 +140,7 @@ class Builder:
                 await working
             finally:
                 await cancelled(working)
-                self._budget.soon()
+                self._collector.soon()
 
     # --- the context ------------------------------------------------------------------------------
 
@@ -170,14 +174,14 @@ class Builder:
                     )
                     return
                 if isinstance(fetched, Checkout):
-                    yield await images.layers.work(_checked_out, fetched.root, options.dockerfile, given)
+                    yield await images.layers.work(_checked_out, fetched.root, options, given)
                     return
                 archive = fetched.body
             received = await context.receive(archive, images.temporary, images.layers, links_out=True)
             stack.push_async_callback(received.close)
             name, raw = options.dockerfile, given
             if raw is None:
-                name = find_dockerfile(received, options.dockerfile)
+                name = find_dockerfile(received, options)
                 raw = await images.layers.work(_read, received, name)
             await images.layers.work(received.drop_ignored, name)
             yield received, raw
@@ -185,20 +189,27 @@ class Builder:
     async def _prepared(self, found: tuple[Tree, bytes], options: Options, log: Log) -> Build:
         tree, raw = found
         if not raw.strip():
+            metrics.BUILDS_FAILED.add("dockerfile_empty_error")
             raise InvalidParameter(f"The Dockerfile ({options.dockerfile or DEFAULT_NAMES[0]}) cannot be empty")
         own = f"linux/{ARCHITECTURE}"
         wanted = options.platform
         target = own if wanted is None else "/".join(filter(None, (wanted.os, wanted.architecture, wanted.variant)))
 
         def read() -> stages.Dockerfile:
-            return stages.read(
+            found = stages.read(
                 *(lines.parse(raw), options.arguments, Platforms(build=own, target=target), options.target),
                 dialect=options.dialect,
             )
+            if options.contexts:
+                found = stages.replaced(found, lambda name: context_key(name) in options.contexts)
+            stages.check(found, options.target)
+            return found
 
-        dockerfile = await asyncio.to_thread(read)
-        if options.contexts:
-            dockerfile = stages.replaced(dockerfile, lambda name: context_key(name) in options.contexts)
+        try:
+            dockerfile = await asyncio.to_thread(read)
+        except InvalidParameter as error:
+            metrics.BUILDS_FAILED.add(_reason(error.message))
+            raise
         build = Build(self._parts, options, dockerfile, tree)
         for warning in dockerfile.warnings:
             log.say(f"[Warning] {warning}\n")
@@ -210,16 +221,42 @@ class Builder:
         """Everything in the cache, the least recently used first."""
         return await prune.entries(self._parts)
 
+    async def policies(self) -> list[CachePolicy]:
+        """What keeps the cache small."""
+        return await self._collector.policies()
+
+    @property
+    def entitlements(self) -> Collection[str]:
+        """What builds may ask for beyond the ordinary."""
+        return self._parts.config.build_entitlements
+
     async def prune(self, options: PruneOptions) -> PruneReport:
         """Remove records of the build cache, with images that only it needs."""
         return await prune.prune(self._parts, options)
 
 
-def find_dockerfile(tree: Tree, name: str) -> str:
+@contextlib.contextmanager
+def _cancellation_counted() -> Iterator[None]:
+    try:
+        yield
+    except (asyncio.CancelledError, GeneratorExit):
+        metrics.BUILDS_FAILED.add("build_canceled")
+        raise
+
+
+def _reason(message: str) -> str:
+    """Why a Dockerfile cannot be built, as the metric names it."""
+    if message.startswith("failed to reach build target"):
+        return "build_target_not_reachable_error"
+    return "unknown_instruction_error" if "unknown instruction" in message else "dockerfile_syntax_error"
+
+
+def find_dockerfile(tree: Tree, options: Options) -> str:
     """The path of the instruction file in a context: the named one, or that of a default name."""
+    name = options.dockerfile
     if name:
-        path = _inside(name)
-        if tree.resolve(path) is None:
+        path = source_path(name, rooted=options.dialect.rooted_sources)
+        if not path or "\0" in path or tree.resolve(path) is None:
             raise InvalidParameter(f"Cannot locate specified Dockerfile: {name}")
         return path
     for each in DEFAULT_NAMES:
@@ -228,29 +265,14 @@ def find_dockerfile(tree: Tree, name: str) -> str:
     raise InvalidParameter(f"Cannot locate specified Dockerfile: {DEFAULT_NAMES[0]}")
 
 
-def _inside(name: str) -> str:
-    """A normal path below the context's root. Raises InvalidParameter for one that leads out."""
-    parts: list[str] = []
-    for part in name.split("/"):
-        if part == "..":
-            if not parts:
-                raise InvalidParameter(f"Forbidden path outside the build context: {name}")
-            parts.pop()
-        elif part not in ("", "."):
-            parts.append(part)
-    if not parts or "\0" in name:
-        raise InvalidParameter(f"Cannot locate specified Dockerfile: {name!r}")
-    return "/".join(parts)
-
-
-def _checked_out(root: int, name: str, given: bytes | None) -> tuple[Tree, bytes]:
+def _checked_out(root: int, options: Options, given: bytes | None) -> tuple[Tree, bytes]:
     """The context in a checkout's directory, and the Dockerfile: the one `given`, or one of the
     directory, which `.dockerignore` may exclude.
     """
     if given is not None:
         return context.of_directory(root, ""), given
     whole = DirectoryTree(root)
-    path = find_dockerfile(whole, name)
+    path = find_dockerfile(whole, options)
     return context.of_directory(root, path), _read(whole, path)
 
 

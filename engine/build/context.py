@@ -44,7 +44,7 @@ from engine.images import layers
 from engine.storage.compression import MAGIC, Inflated, compression_of
 from engine.system import files
 from engine.system.feed import Feed
-from engine.system.threads import become_batch, in_own_thread, uninterrupted
+from engine.system.threads import Helper, become_batch, in_own_thread, uninterrupted
 
 MAX_MEMBERS = 500_000
 """Entries of a context, with the directories above them."""
@@ -365,7 +365,7 @@ class Context:
         if descriptor < 0:
             return
         try:
-            closing = in_own_thread(lambda: os.close(descriptor), "context")
+            closing = in_own_thread(lambda: os.close(descriptor))
         except ServerError:  # the host allows no more threads
             os.close(descriptor)
             return
@@ -394,7 +394,7 @@ async def receive(
         receiving = _Receiving(feed, making.processors, spool, links_out=links_out)
         feeding = asyncio.ensure_future(feed.feed(body))
         try:
-            working = in_own_thread(receiving.run, "context")
+            working = in_own_thread(receiving.run)
             try:
                 size = await asyncio.shield(working)
             except OSError as error:
@@ -493,14 +493,13 @@ class _Receiving:
                 return self._receive()
             except (EngineError, OSError):
                 with contextlib.suppress(EngineError):
-                    while self._feed.read():
-                        pass
+                    self._feed.skip()
                 raise
 
     def _receive(self) -> int:
         kind = compression_of(self._feed.head(MAGIC))
         source: _Source = Inflated(self._feed, kind) if kind else self._feed
-        reader: threading.Thread | None = None
+        reader: Helper[None] | None = None
         at = 0
         limit = self._room()
         try:
@@ -516,15 +515,14 @@ class _Receiving:
                     at += got
                     self._behind.advance(at)
                     if reader is None and at > _EARLY:
-                        reader = self._start()
+                        reader = Helper(self._follow)
         except BaseException:
             self._behind.cut()
             raise
         finally:
             self._behind.end(at)
-            if reader is not None:
-                reader.join()
-        if reader is None:
+            followed = reader is not None and reader.joined()
+        if not followed:
             self._walk()
         if self._failure is not None:
             raise self._failure
@@ -542,14 +540,6 @@ class _Receiving:
         while data:
             size = os.pwrite(self._spool, data, at)
             data, at = data[size:], at + size
-
-    def _start(self) -> threading.Thread | None:
-        thread = threading.Thread(target=self._follow, name="context index", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the host allows no more threads: indexed at the end
-            return None
-        return thread
 
     def _follow(self) -> None:
         become_batch()

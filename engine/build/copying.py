@@ -24,7 +24,7 @@ from engine._fast.assemble import Assembly
 from engine._fast.tar import ArchiveError, Reader
 from engine.build.context import Context
 from engine.build.ignore import Patterns, glob, has_wildcards
-from engine.build.trees import CHARACTER, DIRECTORY, FILE, LINK, DirectoryTree, Entry, File, Tree, clean
+from engine.build.trees import CHARACTER, DIRECTORY, FILE, LINK, DirectoryTree, Entry, File, Tree, clean, source_path
 from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
 from engine.images.layers import Extraction, Hashing, extract, extract_and_hash
 from engine.storage.compression import MAGIC, Inflated, compression_of
@@ -58,6 +58,11 @@ class Piece(NamedTuple):
     top: Entry | None = None
     """The directory whose content it is, if it has a time."""
 
+    @property
+    def needs_directory(self) -> bool:
+        """It is no plain file."""
+        return self.unpack or not self.single
+
 
 class Selection(NamedTuple):
     """What one instruction copies."""
@@ -72,8 +77,19 @@ class Selection(NamedTuple):
 
     @property
     def needs_directory(self) -> bool:
-        """True if the destination becomes a directory, however it is written."""
-        return any(piece.unpack or not piece.single for piece in self.pieces)
+        """True if the first piece makes the destination a directory, however it is written."""
+        return bool(self.pieces) and self.pieces[0].needs_directory
+
+    def at(self, place: Destination) -> Selection:
+        """What is to be copied there. Of several files that get one name, the last one stays.
+
+        Raises InvalidParameter for a piece that needs a directory where an earlier one is a file.
+        """
+        if place.is_directory or len(self.pieces) < 2:
+            return self
+        if any(piece.needs_directory for piece in self.pieces):
+            raise InvalidParameter(f"cannot copy to non-directory: /{place.path}")
+        return self._replace(pieces=self.pieces[-1:])
 
 
 def select(
@@ -87,19 +103,19 @@ def select(
     owners: bool = False,
     patterns: bool = True,
     may_be_empty: bool = False,
-    archives_merge: bool = False,
+    merges: bool = False,
+    rooted: bool = False,
     destination_is_directory: bool,
 ) -> Selection:
     """Choose files by COPY's rules: wildcards, contents of directories, links followed.
 
     `unpack`: archives among the files are unpacked (ADD). `owners`: the files keep their owners
-    (COPY --from), which belong to the digest then. `destination_is_directory`: it ends with
-    `/`, which several sources need. `patterns`: sources may have wildcards. `may_be_empty`: these
-    may match nothing, in a directory that exists. `archives_merge`: one pattern may match several
-    archives whatever the destination is.
-    Raises NotFound for a name that does not exist.
+    (COPY --from), which belong to the digest then. `destination_is_directory`: it ends with `/`,
+    which several sources need unless `merges`. `patterns`: sources may have wildcards.
+    `may_be_empty`: these may match nothing, in a directory that exists. `rooted`: as in
+    `trees.source_path`. Raises NotFound for a name that does not exist.
     """
-    choice = _Choice(tree, Patterns(exclude), unpack=unpack, owners=owners, patterns=patterns)
+    choice = _Choice(tree, Patterns(exclude), unpack=unpack, owners=owners, patterns=patterns, rooted=rooted)
     choice.empty = may_be_empty and any(has_wildcards(source) for source in sources)
     for source in sources:
         if parents:
@@ -108,10 +124,8 @@ def select(
             choice.add(source)
     if not choice.pieces and not choice.excluded and not choice.empty:
         raise InvalidParameter("No source files were specified")
-    # As with BuildKit, directories that one pattern matches are merged.
-    merged = parents or (
-        len(sources) == 1 and all(not piece.single or (archives_merge and piece.unpack) for piece in choice.pieces)
-    )
+    # Directories that one pattern matches are merged in any case.
+    merged = merges or parents or (len(sources) == 1 and all(not piece.single for piece in choice.pieces))
     return _selection(choice.pieces, instruction, destination_is_directory=destination_is_directory or merged)
 
 
@@ -157,31 +171,28 @@ def _digest(piece: Piece) -> str:
 class _Choice:
     """The pieces of one instruction that are found so far."""
 
-    def __init__(self, tree: Tree, exclude: Patterns, *, unpack: bool, owners: bool, patterns: bool) -> None:
+    def __init__(
+        self, tree: Tree, exclude: Patterns, *, unpack: bool, owners: bool, patterns: bool, rooted: bool
+    ) -> None:
         self._tree = tree
         self._exclude = exclude
         self._unpack = unpack
         self._owners = owners
         self._patterns = patterns
+        self._rooted = rooted
         self.pieces: list[Piece] = []
         self.excluded = False
         """True if a source exists but was excluded."""
         self.empty = False
-        """Wildcards that match nothing are no error."""
+        """Wildcards that match nothing are no error, but those that are malformed."""
 
     def add(self, source: str) -> None:
-        path = self._inside(source)
+        path = source_path(source, rooted=self._rooted)
         if self._patterns and has_wildcards(path):
             for match in self._matches(path):
                 self._add(match, self._existing(match, match))
         else:
             self._add(path, self._existing(path, path or source))
-
-    def _inside(self, source: str) -> str:
-        path = clean(source)
-        if path is None:
-            raise InvalidParameter(f"Forbidden path outside the build context: {source} ()")
-        return path
 
     def _existing(self, path: str, source: str) -> Entry:
         entry = self._tree.resolve(path)
@@ -226,8 +237,10 @@ class _Choice:
             raise NotFound(f"{self._tree.where}{pattern}: no such file or directory")
         try:
             tests = [glob(part) for part in parts[first:]]
-        except InvalidParameter:  # Docker ignores it too
-            return []
+        except InvalidParameter:
+            if self.empty:
+                raise
+            return []  # the classic builder ignores it
         for at, matches in enumerate(tests, first):
             below: list[str] = []
             for directory in found:
@@ -247,7 +260,7 @@ class _Choice:
         before, pivot, pattern = source.partition("/./")
         if not pivot:
             before, pattern = "", source
-        before, path = self._inside(before), self._inside(pattern)
+        before, path = (source_path(part, rooted=self._rooted) for part in (before, pattern))
         if has_wildcards(before):
             tops = [top for match in self._matches(before) if (top := self._tree.find(match)) is not None]
             tops = [top for top in tops if top.kind == DIRECTORY]
@@ -273,6 +286,8 @@ class _Choice:
             try:
                 matches = glob(path, deep=True)
             except InvalidParameter:  # as in `_matches`
+                if self.empty:
+                    raise
                 return ()
             taken = "\0"
             for name, entry in self._tree.walk(top.path):
@@ -515,9 +530,12 @@ class Stream:
         self._owner = owner
         self._members_owner = owner if owns_members else None
         self._mode = _mode_change(chmod) if chmod else None
-        self._parents_mode = int(chmod, 8) & 0o777 if _OCTAL.fullmatch(chmod) else 0o755
-        tops = [piece.top.mtime for piece in selection.pieces if piece.top is not None]
-        self._top_time = tops[-1] if tops and keeps_times else None
+        archive = bool(selection.pieces) and selection.pieces[0].unpack
+        self._parents_owner = (self._members_owner if archive else owner) or (0, 0)
+        # As of a BuildKit that makes them with the umask 022.
+        self._parents_mode = int(chmod, 8) & 0o755 if _OCTAL.fullmatch(chmod) and not archive else 0o755
+        top = selection.pieces[-1].top if selection.pieces else None
+        self._top_time = top.mtime if top is not None and keeps_times else None
         self._latest = None if epoch is None else epoch * 10**9
         self._prefix = place.path + "/" if place.path else ""
         self._kinds = _Kinds(root) if keeps_kinds and root >= 0 else None
@@ -592,16 +610,12 @@ class Stream:
 
     def _all(self, selection: Selection, now: int) -> Iterator[bool]:
         """Put entries into the assembly; each item says that some were put."""
-        unpacks = selection.pieces and all(piece.unpack for piece in selection.pieces)
-        uid, gid = (self._members_owner if unpacks else self._owner) or (0, 0)
-        directories = any(not piece.single for piece in selection.pieces)
         for path in self._place.missing:
-            # As with BuildKit, a new destination takes the place of the source directory.
-            mode, mtime = self._parents_mode, now
-            if directories and path == self._place.path:
-                mode = 0o755 if self._mode is None else self._mode(0o755, True)
-                mtime = now if self._top_time is None else self._top_time
-            self._assembly.entry(os.fsencode(path) + b"/", DIRECTORY, mode, uid, gid, self._time(mtime))
+            mtime = now
+            if path == self._place.path and self._top_time is not None:
+                mtime = self._top_time
+            raw = os.fsencode(path) + b"/"
+            self._assembly.entry(raw, DIRECTORY, self._parents_mode, *self._parents_owner, self._time(mtime))
         if self._top_time is not None and self._place.path and not self._place.missing and self._root >= 0:
             self._put_existing(self._top_time)
         yield True
@@ -774,7 +788,7 @@ def lay_out(ingest: Ingest, stream: Stream) -> Extraction:
         stream.close()
 
 
-_OCTAL = re.compile(r"[0-7]{1,5}")
+_OCTAL = re.compile(r"0*[0-7]{1,4}")
 _SYMBOLIC = re.compile(r"([ugoa]*)((?:[-+=](?:[ugo]|[rwxXst]*))+)")
 _ACTION = re.compile(r"([-+=])([ugo]|[rwxXst]*)")
 _BITS = {"r": 0o444, "w": 0o222, "x": 0o111}
@@ -784,7 +798,7 @@ _SHIFT = {"u": 6, "g": 3, "o": 0}
 
 def _mode_change(chmod: str) -> Callable[[int, bool], int]:
     """What `--chmod` makes of a mode; the second argument: it is a directory's."""
-    if _OCTAL.fullmatch(chmod) and int(chmod, 8) <= 0o7777:
+    if _OCTAL.fullmatch(chmod):
         value = int(chmod, 8)
         return lambda mode, directory: value
     steps: list[tuple[int, str, str]] = []

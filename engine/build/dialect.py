@@ -14,7 +14,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """What an instruction means, where the builders differ."""
 
     empty_wildcards: bool
-    """COPY and ADD of wildcards that match nothing copy nothing."""
+    """COPY and ADD of wildcards that match nothing copy nothing. Otherwise that is an error, and a
+    malformed pattern is one that matches nothing.
+    """
+    rooted_sources: bool
+    """A source that leads above its tree begins at the tree's root. Otherwise it is refused."""
     keeps_kinds: bool
     """COPY refuses to replace a directory by a file or a link, and to replace those by a
     directory.
@@ -22,20 +26,28 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     keeps_times: bool
     """A directory into which COPY puts the files of another one gets the time of that one."""
     owns_members: bool
-    """--chown of ADD holds for the members of archives. Several archives that wildcards match need
-    no slash after the destination.
+    """--chown of ADD holds for the members of archives."""
+    merges_sources: bool
+    """Several sources need no slash after the destination, as if each had a line of its own: they
+    go into a directory if it exists or the first source is one, and else the last one stays.
     """
     users_workdir: bool
     """Directories that WORKDIR makes belong to USER, not to root. Its path is cleaned."""
     keeps_volumes: bool
     """What RUN writes below a VOLUME is a part of the image."""
-    keeps_arguments: bool
-    """`ARG name` keeps the value that the name has, and a stage that begins with another one has
-    its arguments.
+    ordered_variables: bool
+    """ARG and ENV set the same variables, one name after the other. So an ARG overrides an ENV
+    before it, sees the names before it in its own line, and keeps the value of a name that it gives
+    none; a stage that begins with another one has its variables. A default is not read where the
+    client gives a value. Otherwise ENV overrides every ARG, and names before `=` have variables.
     """
     owns_cache: bool
     """What a step made stays in the build cache when its image is deleted. Otherwise the images are
     the cache.
+    """
+    own_defaults: bool
+    """Of the operator's defaults for containers, RUN's have the parent of their cgroups alone.
+    Otherwise they have all.
     """
     frontends: bool
     """`# syntax` names the frontend, and one that this engine does not have is refused. Otherwise
@@ -44,11 +56,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     all_systems: bool
     """Images of other operating systems than Linux can be made, of files alone."""
     empty_images: bool
-    """A stage of `FROM scratch` alone is an image."""
+    """`FROM scratch` is an image, even without a step. Its working directory is `/`."""
     whole_arrays: bool
     """What follows a JSON array in its line makes the line a command for the shell."""
     all_proxies: bool
-    """RUN gets a proxy under the upper and the lower spelling of its name, and it overrides ENV."""
+    """RUN gets a proxy under the upper and the lower spelling of its name, and it overrides ENV. A
+    blank one is none.
+    """
 
 
 CLASSIC = Dialect(**dict.fromkeys(Dialect.__struct_fields__, False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.errors import ServerError
+from engine.errors import InvalidParameter, ServerError
 
 
 class StepFailed(ServerError):
@@ -15,4 +15,13 @@ class StepFailed(ServerError):
         self.command = command
 
 
-__all__ = ["StepFailed"]
+class AtLine(InvalidParameter):
+    """A line of the Dockerfile is invalid."""
+
+    def __init__(self, message: str, line: int) -> None:
+        """`line`: its number, from 1."""
+        super().__init__(message)
+        self.line = line
+
+
+__all__ = ["AtLine", "StepFailed"]

@@ -129,7 +129,7 @@ async def _written(body: AsyncIterator[bytes], spool: int, meter: Meter) -> tupl
         return size, f"sha256:{digest.hexdigest()}"
 
     feed = Feed()
-    writing = in_own_thread(write, "download")
+    writing = in_own_thread(write)
     async with contextlib.aclosing(metered()) as chunks:
         feeding = asyncio.ensure_future(feed.feed(chunks))
         try:

@@ -213,7 +213,7 @@ async def checkout(
     stop = sealed.Stop()
     try:
         work = _Work(source, place, stop, agent, limits)
-        fetching = in_own_thread(work.run, "git")
+        fetching = in_own_thread(work.run)
         try:
             found = await asyncio.shield(fetching)
         except asyncio.CancelledError:

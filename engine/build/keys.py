@@ -18,7 +18,7 @@ import msgspec
 
 from engine.wire.containers import Config
 
-VERSION = 3
+VERSION = 4
 """Part of every key: increased when a step's result changes without its parts, which empties the
 cache.
 """

@@ -1,11 +1,12 @@
-"""Removal from the build cache: POST /build/prune, and the budget after each build.
+"""Removal from the build cache: POST /build/prune, and what garbage collection does.
 
 A record can go when its image has no name, no container and no image made from it; then the image
 goes with it, so records are removed from the newest step of a chain to its base. The same holds for
 deleted images, which the store keeps for the cache. With `all`, the records of images that stay for
-a name are forgotten. The least recently used go first.
+a name or a container are forgotten. The least recently used go first.
 
 Rules: Docker Engine API, BuildPrune.
+Not here: when garbage is collected (`collection.py`).
 Owns:  nothing. Threads: the event loop's; file systems are asked in threads.
 """
 
@@ -13,32 +14,19 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
-import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from engine.build.cache import StepRecord
 from engine.build.options import PruneOptions
 from engine.build.parts import Parts
-from engine.errors import EngineError
 from engine.images.record import ImageRecord
-from engine.system.tasks import spawn
 from engine.wire.build import PruneReport
-
-PART_OF_DISK = 10
-LEAST_BUDGET = 2 << 30
-"""The cache may have a tenth of the disk, and this many bytes in any case."""
-
-WALK_EVERY = 300
-"""Seconds between two sums of the files in cache mounts."""
 
 STEP, CACHE_MOUNT = "regular", "exec.cachemount"
 """BuildKit's names of the two types of records."""
-
-_log = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
@@ -49,54 +37,79 @@ class Entry(NamedTuple):
     type: str
     description: str
     size: int
-    """Bytes that only this record holds."""
+    """Bytes of the layer that it has made. If several records have that layer, it counts for the
+    one that was used last.
+    """
     created: int
     used: int
     uses: int
     in_use: bool
     """A build uses it now."""
     shared: bool
-    """Its image has a name, or a container or another image needs it."""
+    """An image with a name or a container needs it, so its bytes stay without it."""
 
 
 async def entries(parts: Parts) -> list[Entry]:
     """Everything in the cache, the least recently used first."""
-    images = parts.images
-    found = []
-    async for key, step in _steps(parts):
-        found.append(
-            Entry(
-                *(key, step.parent, STEP, step.text, _size(parts, step), step.created, step.last_used, step.uses),
-                in_use=step.image_id in parts.cache.used,
-                shared=not _removable(parts, step.image_id),
-            )
-        )
-    for cache in await images.layers.work(parts.caches.all):
-        what = f"mount cache {cache.id}"
-        found.append(
-            Entry(*(cache.name, "", CACHE_MOUNT, what, cache.size, cache.used, cache.used, 0, cache.in_use, False))
-        )
+    found = [*await steps(parts), *await mounts(parts)]
     return sorted(found, key=lambda each: each.used)
 
 
-async def _steps(parts: Parts) -> AsyncIterator[tuple[str, StepRecord]]:
-    """Every step. There may be many thousands: other tasks run in between."""
-    for number, each in enumerate(parts.cache, 1):
+async def mounts(parts: Parts) -> list[Entry]:
+    """The directories of cache mounts, whose files are counted."""
+    return [
+        Entry(
+            *(cache.name, "", CACHE_MOUNT, f"mount cache {cache.id}", cache.size, cache.used, cache.used, 0),
+            in_use=cache.in_use,
+            shared=False,
+        )
+        for cache in await parts.images.layers.work(parts.caches.all)
+    ]
+
+
+async def steps(parts: Parts) -> list[Entry]:
+    """Every step once, whatever keys it has. There may be many thousands: other tasks run in
+    between.
+    """
+    images = parts.images
+    needed = images.needed()
+    kept = {chain_id for record in images.index if record.id in needed for chain_id in record.chain_ids}
+    counted: set[str] = set()
+    found = []
+    for number, (key, step) in enumerate(sorted(parts.cache, key=lambda each: each[1].last_used, reverse=True), 1):
         if not number % 100:
             await asyncio.sleep(0)
-        yield each
+        if step.same_as:
+            continue
+        layer = _layer(parts, step)
+        size = 0
+        if layer not in counted and (made := images.snapshots.layer(layer)) is not None:
+            size = made.size
+            counted.add(layer)
+        found.append(
+            Entry(
+                *(key, step.parent, STEP, step.text, size, step.created, step.last_used, step.uses),
+                in_use=step.image_id in parts.cache.used,
+                shared=step.image_id in needed or layer in kept,
+            )
+        )
+    return found
 
 
-def _size(parts: Parts, step: StepRecord) -> int:
-    """Bytes of the layer that the step's image adds to its parent's."""
+def _layer(parts: Parts, step: StepRecord) -> str:
+    """chain_id of the layer that the step's image adds to its parent's; "" if it adds none."""
     record = _record(parts, step.image_id)
     if record is None or not record.chain_ids:
-        return 0
+        return ""
     parent = _record(parts, record.parent)
     if parent is not None and len(parent.chain_ids) == len(record.chain_ids):
-        return 0
-    layer = parts.images.snapshots.layer(record.chain_ids[-1])
-    return layer.size if layer is not None else 0
+        return ""
+    return record.chain_ids[-1]
+
+
+def _sum(entries: Iterable[Entry]) -> int:
+    """The bytes that only the cache needs."""
+    return sum(entry.size for entry in entries if not entry.shared)
 
 
 def _record(parts: Parts, image_id: str) -> ImageRecord | None:
@@ -117,13 +130,13 @@ async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
     deleted: dict[str, None] = {}
     reclaimed = 0
     known = await entries(parts)  # once: it reads the directories of cache mounts
-    total = sum(entry.size for entry in known)
+    total = _sum(known)
     keep = await _bytes_to_keep(parts, options, total)
     below: dict[str, list[Entry]] = {}
     """Entries that the image of another step needs, by their image."""
     waiting = deque(known)
     for number in itertools.count(1):
-        if not waiting or (keep is not None and total <= keep):
+        if not waiting or (keep is not None and total - reclaimed <= keep):
             break
         if not number % 100:
             await asyncio.sleep(0)
@@ -136,24 +149,22 @@ async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
                 continue
             record = _record(parts, step.image_id)
             parent = record.parent if record is not None else ""
-            entry = entry._replace(shared=False, in_use=step.image_id in parts.cache.used)
+            entry = entry._replace(in_use=step.image_id in parts.cache.used)
         if not _matches(entry, options) or not await _remove(parts, entry):
             continue
         deleted[entry.id] = None
-        reclaimed += entry.size
-        total -= entry.size
+        reclaimed += _sum([entry])
         # They were used before the others that wait.
         waiting.extendleft(reversed(below.pop(parent, [])))
     if options.all:
-        named = _named(parts)
+        needed = parts.images.needed()
         for entry in known:
-            if keep is not None and total <= keep:
+            if keep is not None and total - reclaimed <= keep:
                 break
             step = parts.cache.get(entry.id)
-            if step is not None and step.image_id in named and not entry.in_use and _matches(entry, options):
-                parts.cache.drop([entry.id])
+            if step is not None and step.image_id in needed and not entry.in_use and _matches(entry, options):
+                parts.cache.drop([*parts.cache.steps_of(step.image_id)])
                 deleted[entry.id] = None
-                total -= entry.size
     parts.events.publish("builder", "prune", "", {"reclaimed": str(reclaimed)})
     return PruneReport(caches_deleted=[*deleted] or None, space_reclaimed=reclaimed)
 
@@ -167,23 +178,13 @@ async def _remove(parts: Parts, entry: Entry) -> bool:
     step = parts.cache.get(entry.id)
     if step is None or not await parts.images.delete_cached(step.image_id):
         return False
-    parts.cache.drop([entry.id])
+    parts.cache.drop([*parts.cache.steps_of(step.image_id)])
     return True
 
 
-def _named(parts: Parts) -> set[str]:
-    """Images that stay because they, or images made from them, have names."""
-    found: set[str] = set()
-    for record in parts.images.index:
-        image_id = "" if record.nameless else record.id
-        while image_id and image_id not in found:
-            found.add(image_id)
-            above = parts.images.index.find(image_id)
-            image_id = above.parent if above is not None else ""
-    return found
-
-
 def _matches(entry: Entry, options: PruneOptions) -> bool:
+    if entry.shared and not options.all:
+        return False
     if options.unused_since_ns and entry.used >= options.unused_since_ns:
         return False
     shown = {
@@ -227,40 +228,11 @@ async def _bytes_to_keep(parts: Parts, options: PruneOptions, total: int) -> int
     return max(keep, options.reserved_space)
 
 
-class Budget:
-    """Keeps the cache within its part of the disk, in the background."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._running: asyncio.Task[None] | None = None
-        self._mounts = 0
-        """Bytes of cache mounts, as of the last walk."""
-        self._next_walk = 0.0
-
-    def soon(self) -> None:
-        """A build has ended: look, and remove what is too much."""
-        if self._running is None or self._running.done():
-            self._running = spawn(self._run(), "pruning the build cache")
-
-    async def _run(self) -> None:
-        parts = self._parts
-        disk = await asyncio.to_thread(os.statvfs, parts.config.root)
-        budget = max(LEAST_BUDGET, disk.f_blocks * disk.f_frsize // PART_OF_DISK)
-        now = time.monotonic()
-        if now >= self._next_walk:
-            self._next_walk = now + WALK_EVERY
-            self._mounts = sum(cache.size for cache in await parts.images.layers.work(parts.caches.all))
-        total = self._mounts
-        async for _, step in _steps(parts):
-            total += _size(parts, step)
-        if total <= budget:
-            return
-        try:
-            report = await prune(parts, PruneOptions(max_used_space=budget))
-        except EngineError as error:
-            _log.warning("pruning the build cache: %s", error.message)
-            return
-        _log.info("build cache: removed %d bytes to keep %d", report.space_reclaimed, budget)
+async def is_due(parts: Parts, options: PruneOptions, known: Sequence[Entry]) -> bool:
+    """True if a prune would look for something to remove among these entries."""
+    total = _sum(known)
+    keep = await _bytes_to_keep(parts, options, total)
+    return (keep is None or total > keep) and any(_matches(entry, options) and not entry.in_use for entry in known)
 
 
-__all__ = ["CACHE_MOUNT", "LEAST_BUDGET", "PART_OF_DISK", "STEP", "Budget", "Entry", "entries", "prune"]
+__all__ = ["CACHE_MOUNT", "STEP", "Entry", "entries", "is_due", "mounts", "prune", "steps"]

@@ -22,6 +22,8 @@ class StepBegun(msgspec.Struct, frozen=True, tag=True):
     text: str
     vertex: str
     """Its name in BuildKit's progress; empty for one that has no line there."""
+    lines: tuple[int, int] | None = None
+    """First and last line in the Dockerfile; None for one that is not there."""
 
 
 class CacheHit(msgspec.Struct, frozen=True, tag=True):

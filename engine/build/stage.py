@@ -23,7 +23,7 @@ import msgspec
 
 from engine._fast import layer
 from engine.build import cachefrom, copying, keys, options
-from engine.build.dockerfile import lines, stages
+from engine.build.dockerfile import lines, stages, titles
 from engine.build.dockerfile.scope import Scope
 from engine.build.dockerfile.stages import Dockerfile, Stage
 from engine.build.options import Options
@@ -53,23 +53,38 @@ MAX_DOCUMENTS = 256 << 20
 class Step:
     """One numbered step of a build's output."""
 
-    __slots__ = ("done", "expanded", "instruction", "log", "number", "text", "total", "vertex")
+    __slots__ = ("done", "expanded", "instruction", "lines", "log", "number", "prefix", "shown", "text", "total")
 
-    def __init__(self, text: str, log: Log, instruction: Instruction | None = None, *, expanded: bool = False) -> None:
-        """`instruction`: None for FROM and for ARG before it. `expanded`: it has no variables."""
+    def __init__(
+        self,
+        text: str,
+        log: Log,
+        instruction: Instruction | None = None,
+        lines: tuple[int, int] | None = None,
+        *,
+        expanded: bool = False,
+    ) -> None:
+        """`instruction`: None for FROM and for ARG before it. `lines`: as in `StepBegun`.
+        `expanded`: it has no variables.
+        """
         self.text = text
         self.log = log
         self.instruction = instruction
+        self.lines = lines
         self.expanded = expanded
         self.number = self.total = 0
-        self.vertex = ""
-        """As in `StepBegun`."""
+        self.prefix = ""
+        """What its name in BuildKit's progress begins with; empty if it has no line there."""
+        self.shown = text
+        """The rest of that name."""
         self.done = False
         """Set before the log is closed, if the step succeeded."""
 
-    def begun(self) -> StepBegun:
-        """The report that announces the step."""
-        return StepBegun(self.number, self.total, self.text, self.vertex)
+    def begin(self) -> None:
+        """Announce the step. One that stands in another step's output has no number."""
+        if self.number:
+            vertex = f"{self.prefix}{self.shown}" if self.prefix else ""
+            self.log.write(StepBegun(self.number, self.total, self.text, vertex, self.lines))
 
 
 class Stages(Protocol):
@@ -225,15 +240,19 @@ class StageBuild:
         """`begin` carries out FROM, `apply` every other instruction."""
         self.site = site
         self.stage = stage
-        self.scope = Scope(site.dockerfile.arguments, site.options.dialect)
+        self.scope = Scope(site.dockerfile.arguments)
         self.state = State(key="")
         self.cmd_set = False
         """CMD was set in this stage: ENTRYPOINT then keeps it."""
         self._begin = begin
         self._apply = apply
         directory = site.parts.images.temporary
-        self.steps = [Step(stage.text, Log(directory))]
-        self.steps += [Step(each.text, Log(directory), each) for each in stage.instructions]
+        ends = site.dockerfile.ends
+        self.steps = [Step(stage.text, Log(directory), None, (stage.line, ends.get(stage.line, stage.line)))]
+        self.steps += [
+            Step(each.text, Log(directory), each, (each.line, ends.get(each.line, each.line)))
+            for each in stage.instructions
+        ]
         self._root: tuple[str, int] = ("", -1)
         self.no_cache = site.options.no_cache or self._filtered()
         """Nothing is looked up."""
@@ -287,9 +306,14 @@ class StageBuild:
 
     async def _step(self, step: Step) -> None:
         if step.instruction is None:
+            step.begin()
             self.state = self.site.stages.use(await self._begin(self, step.log))
             await self._run_triggers(step.log)
         else:
+            variables = self.scope.variables(self.state.config.env)
+            if step.prefix:
+                step.shown = titles.title(step.instruction, variables, self.site.dockerfile.escape)
+            step.begin()
             await self.apply(step.instruction, step.log, expanded=step.expanded)
         step.log.say(f" ---> {self.state.short}\n", classic=True)
 
@@ -414,7 +438,7 @@ class StageBuild:
         if other is not None:
             state = await site.stages.result_of(other.index, self.index, log)
         elif base.named(name, site.options).lower() == base.SCRATCH:
-            state = base.empty(None)
+            state = base.empty(None, site.options.dialect)
         else:
             state = base.of_image(await site.image(name, self.platform, log))
         site.stages.use(state)

@@ -17,8 +17,8 @@ import hashlib
 import os
 import posixpath
 import stat
+from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import msgspec
@@ -26,7 +26,7 @@ import msgspec
 from engine.build.ignore import Patterns
 from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
 from engine.system import files
-from engine.system.threads import become_batch, checkpoint
+from engine.system.threads import Helper, become_batch, checkpoint
 
 FILE, DIRECTORY, LINK, CHARACTER, BLOCK, FIFO = "0", "5", "2", "3", "4", "6"
 """Kinds of entries: the type flags of tar."""
@@ -129,6 +129,16 @@ def clean(path: str) -> str | None:
     return "/".join(done)
 
 
+def source_path(source: str, *, rooted: bool) -> str:
+    """The path in a tree that a source names. `rooted`: as at `/`, `..` of the root is the root.
+    Otherwise InvalidParameter is raised for a source that leads above the root.
+    """
+    path = posixpath.normpath("/" + source).lstrip("/") if rooted else clean(source)
+    if path is None:
+        raise InvalidParameter(f"Forbidden path outside the build context: {source} ()")
+    return path
+
+
 class _Found(Protocol):
     def find(self, path: str, /) -> Entry | None: ...
 
@@ -196,17 +206,29 @@ def digest_of(descriptor: int, offset: int, size: int) -> bytes:
     """
     if size <= LARGE:
         return _hashed(descriptor, offset, size)
-    chunks = [(at, min(_HASHED, offset + size - at)) for at in range(offset, offset + size, _HASHED)]
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1), "digest", become_batch) as pool:
-        try:
-            digests = []
-            for digest in pool.map(lambda chunk: _hashed(descriptor, *chunk), chunks):
-                checkpoint()
-                digests.append(digest)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return hashlib.sha256(b"chunks %d " % size + b"".join(digests)).digest()
+    end = offset + size
+    begins = range(offset, end, _HASHED)
+    left = iter(begins)  # all threads take from it
+    digests: dict[int, bytes] = {}
+
+    def hash_next() -> bool:
+        at = next(left, end)
+        if at < end:
+            digests[at] = _hashed(descriptor, at, min(_HASHED, end - at))
+        return at < end
+
+    def help_out() -> None:
+        become_batch()
+        while hash_next():
+            pass
+
+    with contextlib.ExitStack() as stack:
+        for _ in range(min(4, os.cpu_count() or 1) - 1):
+            stack.callback(Helper(help_out).joined)
+        stack.callback(deque, left, 0)  # after a failure nothing is left
+        while hash_next():
+            checkpoint()
+    return hashlib.sha256(b"chunks %d " % size + b"".join(digests[at] for at in begins)).digest()
 
 
 def _hashed(descriptor: int, offset: int, size: int) -> bytes:
@@ -457,4 +479,5 @@ __all__ = [
     "digest_of",
     "followed",
     "read_regular",
+    "source_path",
 ]

@@ -36,7 +36,7 @@ from engine.cluster.executor import Executor
 from engine.cluster.parts import Parts
 from engine.cluster.state import CERTIFICATE, KEY, ROOTS, Identity
 from engine.cluster.views import NodeNetworks
-from engine.errors import EngineError, Forbidden, ServerError, reason
+from engine.errors import BUG, EngineError, Forbidden, ServerError, words
 from engine.manager.frames import Connection
 from engine.manager.messages import (
     Assignments,
@@ -202,7 +202,7 @@ class Agent:
                     assert self._connection is not None
                     await self._connection.ask(LeaveSwarm())
             except (TimeoutError, ConnectionError, EngineError) as error:
-                _log.warning("no manager was told that this node leaves: %s", _words(error) or "no answer")
+                _log.warning("no manager was told that this node leaves: %s", words(error))
         await self.close()
         await self._networks.clear()
 
@@ -230,10 +230,10 @@ class Agent:
                 self._on_barred(why)
             except (EngineError, OSError, TimeoutError, EOFError) as error:
                 silent = isinstance(error, Silent)
-                why = _words(error) or "the manager does not answer"
-            except Exception as error:
+                why = words(error)
+            except Exception:
                 _log.exception("the session with a manager has failed")
-                why = str(error)
+                why = BUG
             had = self._begun.is_set()
             if self._at_own:
                 self._own_failed = 0.0 if had else self._own_failed or began
@@ -305,11 +305,11 @@ class Agent:
             roots = (directory / ROOTS).read_text()
             tls = client.context(roots, directory / CERTIFICATE, directory / KEY)
         except (OSError, ssl.SSLError) as error:
-            raise ServerError(f"the node's certificate cannot be read: {_words(error)}") from error
+            raise ServerError(f"the node's certificate cannot be read: {words(error)}") from error
         try:
             return await client.dial(peer.address, tls, self._serve)
         except (OSError, TimeoutError, ValueError) as error:
-            raise ServerError(f"{peer.address}: {_words(error) or 'no answer'}") from error
+            raise ServerError(f"{peer.address}: {words(error)}") from error
 
     def _hello(self, facts: Facts) -> Hello:
         identity = self._identity
@@ -326,16 +326,16 @@ class Agent:
         )
 
     async def _description(self) -> NodeDescription:
-        parts, config = self._parts, self._parts.config
+        parts = self._parts
         drivers = await parts.volumes.known_drivers()
-        return description(parts.host, parts.counts(), drivers, config.labels, config.generic_resources)
+        return description(parts.host, parts.counts(), drivers, parts.config.generic_resources)
 
     async def _network_facts(self) -> Facts:
         networks = self._parts.networks
         try:
             return Facts(await networks.overlays.features(), await networks.local_subnets())
         except (EngineError, OSError) as error:
-            _log.warning("what this host's networks can do is not known: %s", _words(error))
+            _log.warning("what this host's networks can do is not known: %s", words(error))
             return Facts()
 
     def _terms(self, session: Session) -> None:
@@ -449,7 +449,7 @@ class Agent:
                 await self._save()
                 await self._send()
             except (EngineError, ConnectionError, TimeoutError) as error:
-                _log.warning("the states of tasks cannot be reported: %s", _words(error) or "no answer")
+                _log.warning("the states of tasks cannot be reported: %s", words(error))
             except Exception:
                 _log.exception("the states of tasks cannot be reported")
             else:
@@ -492,14 +492,6 @@ class Agent:
 
         await logs.send(found, message.query, answer)
         await connection.send(Ended(seq=message.seq))
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, EngineError):
-        return error.message
-    if isinstance(error, OSError) and error.errno is not None:
-        return reason(error)
-    return str(error)
 
 
 __all__ = ["Agent"]

@@ -32,7 +32,7 @@ import msgspec
 
 from engine.cluster.parts import Parts
 from engine.containers import settings as of_containers
-from engine.errors import EngineError, Forbidden, InvalidParameter, NotAttachable, NotFound, ServerError
+from engine.errors import EngineError, Forbidden, InvalidParameter, NotAttachable, NotFound, ServerError, words
 from engine.manager.frames import Connection
 from engine.manager.messages import Assigned, Attach, Attached, Detach
 from engine.networks.attachments import Lent
@@ -176,7 +176,7 @@ class Attaching:
                 for attachment in [*self._all]:
                     await self._end(attachment)
         except (EngineError, TimeoutError, ConnectionError) as error:
-            _log.warning("not all attachments could be given back to the swarm: %s", error)
+            _log.warning("not all attachments could be given back to the swarm: %s", words(error))
         await self.close()
         rows = [self._rows.delete(each) for each in self._all]
         self._all.clear()
@@ -358,7 +358,7 @@ class Attaching:
                 try:
                     await self._end(attachment)
                 except (EngineError, TimeoutError, ConnectionError) as error:
-                    _log.warning("attachment %s cannot be given back yet: %s", attachment, error)
+                    _log.warning("attachment %s cannot be given back yet: %s", attachment, words(error))
                     del self._returned[attachment]
                     self._returned[attachment] = None  # others come first now
                     await asyncio.sleep(AGAIN)
@@ -383,7 +383,7 @@ class Attaching:
                         await self._renew_one(attachment, row, container)
                     self._outdated.pop(attachment, None)
                 except (EngineError, TimeoutError, ConnectionError) as error:
-                    _log.warning("attachment %s cannot be asked for again yet: %s", attachment, error)
+                    _log.warning("attachment %s cannot be asked for again yet: %s", attachment, words(error))
                     await asyncio.sleep(AGAIN)
         finally:
             del self._renewing[attachment]

@@ -24,10 +24,8 @@ from engine.wire.nodes import (
 BILLION = 1_000_000_000
 
 
-def description(
-    host: Host, counts: Counts, volume_drivers: Iterable[str], labels: Iterable[str], resources: Iterable[str]
-) -> NodeDescription:
-    """`labels` and `resources`: as in `--label` and `--node-generic-resource`, which are valid."""
+def description(host: Host, counts: Counts, volume_drivers: Iterable[str], resources: Iterable[str]) -> NodeDescription:
+    """`resources`: as in `--node-generic-resource`, which are valid."""
     plugins = [
         *(EnginePlugin("Authorization", name) for name in counts.authorization_plugins),
         *(EnginePlugin("Log", name) for name in counts.log_drivers),
@@ -44,7 +42,7 @@ def description(
         ),
         engine=EngineDescription(
             engine_version=__version__,
-            labels={name: value for name, _, value in (label.partition("=") for label in labels)},
+            labels={name: value for name, _, value in (label.partition("=") for label in counts.labels)},
             plugins=sorted(plugins, key=_order),
         ),
     )

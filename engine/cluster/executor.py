@@ -41,7 +41,16 @@ from engine.containers import removal
 from engine.containers.container import Container
 from engine.containers.health import HEALTHY, STARTING, UNHEALTHY
 from engine.containers.lifecycle import State
-from engine.errors import Conflict, EngineError, NotFound, NotModified, ServerError, WrongState, words
+from engine.errors import (
+    BUG,
+    Conflict,
+    EngineError,
+    NotFound,
+    NotModified,
+    ServerError,
+    WrongState,
+    words,
+)
 from engine.manager.messages import Assigned, Assignments, Status
 from engine.manager.states import TaskState
 from engine.system.tasks import spawn
@@ -125,7 +134,7 @@ class Executor:
         self._changed = changed
         self._set = TaskSet(parts.records)
         self._deliveries = Deliveries()
-        self._pulls = Pulls(parts.images, parts.remote, mirrors=bool(parts.config.registry_mirrors))
+        self._pulls = Pulls(parts.images, parts.remote, mirrors=lambda: parts.remote.mirrored)
         self._tasks: dict[str, _Task] = {}
         self._by_container: dict[str, str] = {}
         self._drivers: set[asyncio.Task[None]] = set()
@@ -302,7 +311,7 @@ class Executor:
                     done = not await self._step(task)
                 except _Superseded:
                     continue
-                except (EngineError, OSError, RuntimeError) as error:
+                except (EngineError, OSError) as error:
                     # Of an end: a failure before is the task's, and final.
                     await self._pause(task, error)
                     continue
@@ -310,7 +319,7 @@ class Executor:
                     _log.exception("task %s (%s)", task.assigned.id, task.assigned.name)
                     container = self._find(task)
                     if task.wanted and not (container is not None and container.running):
-                        self._fail(task, ServerError(f"internal error: {error}"))
+                        self._fail(task, ServerError(BUG))
                     else:
                         await self._pause(task, error)
                     continue
@@ -324,7 +333,9 @@ class Executor:
         first, most = AGAIN
         seconds = min(most, first * 2 ** min(task.failures, 16))
         task.failures += 1
-        _log.error("task %s (%s): %s; trying again in %g s", task.assigned.id, task.assigned.name, error, seconds)
+        _log.error(
+            "task %s (%s): %s; trying again in %g s", task.assigned.id, task.assigned.name, words(error), seconds
+        )
         with contextlib.suppress(_Superseded):  # something has changed: try at once
             await self._unless_superseded(task, asyncio.sleep(seconds))
 
@@ -383,7 +394,7 @@ class Executor:
                 container = await self._create(task, record)
                 if task.wanted and task.assigned.desired >= TaskState.RUNNING:
                     await self._start_in_slot(task, record.spec, container)
-        except (EngineError, OSError, RuntimeError) as error:
+        except (EngineError, OSError) as error:
             self._fail(task, error)
         return True
 
@@ -447,7 +458,7 @@ class Executor:
             await container.start()
         except NotModified:
             pass  # a client was faster
-        except (EngineError, OSError, RuntimeError) as error:
+        except (EngineError, OSError) as error:
             self._fail(task, error)
 
     async def _follow(self, task: _Task, container: Container) -> bool:

@@ -39,7 +39,16 @@ from engine.cluster.phases import (
     following,
 )
 from engine.cluster.state import Directory, Identity, State, new_id
-from engine.errors import EngineError, Forbidden, InvalidParameter, NoSwarm, ServerError, WrongState
+from engine.errors import (
+    BUG,
+    EngineError,
+    Forbidden,
+    InvalidParameter,
+    NoSwarm,
+    ServerError,
+    WrongState,
+    words,
+)
 from engine.manager.frames import Connection
 from engine.manager.messages import Begin, Change, Done, Joined, LogLine, Peer, Renewed, Session
 from engine.system.tasks import spawn
@@ -413,15 +422,21 @@ class Membership:
     async def _addresses(self, request: InitRequest | JoinRequest, *, must_advertise: bool) -> addresses.Chosen:
         host = await asyncio.to_thread(addresses.of_host)
         outgoing = await asyncio.to_thread(addresses.outgoing)
-        return addresses.choose(
-            request.listen_addr or ("" if must_advertise else f"0.0.0.0:{PORT}"),
-            request.advertise_addr,
-            request.data_path_addr,
-            host,
-            self._own_links(),
-            must_advertise=must_advertise,
-            outgoing=outgoing,
-        )
+        default = "" if request.advertise_addr else self._parts.config.swarm_advertise
+        try:
+            return addresses.choose(
+                request.listen_addr or ("" if must_advertise else f"0.0.0.0:{PORT}"),
+                request.advertise_addr or default,
+                request.data_path_addr,
+                host,
+                self._own_links(),
+                must_advertise=must_advertise,
+                outgoing=outgoing,
+            )
+        except InvalidParameter as error:
+            if default and default in error.message:
+                raise InvalidParameter(f"swarm-default-advertise-addr: {error.message}") from error
+            raise
 
     def _own_links(self) -> set[str]:
         """Interfaces of the engine's own networks."""
@@ -446,8 +461,8 @@ class Membership:
                 self._trouble = error.message
                 _log.error("swarm: %s: %s", phase, error.message)
                 await pauses.next()
-            except Exception as error:
-                self._trouble = f"internal error: {error}"
+            except Exception:
+                self._trouble = BUG
                 _log.exception("swarm: %s", phase)
                 await pauses.next()
             else:
@@ -706,7 +721,7 @@ class Membership:
         except process.Removed:
             return False
         except (EngineError, TimeoutError) as error:
-            _log.warning("swarm: the manager does not serve to leave: %s", error)
+            _log.warning("swarm: the manager does not serve to leave: %s", words(error))
             return False
         return True
 

@@ -19,6 +19,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
 from engine.images import reference
@@ -54,8 +55,8 @@ class _Pull:
 class Pulls:
     """Those of one node."""
 
-    def __init__(self, images: ImageStore, remote: Remote, *, mirrors: bool = False) -> None:
-        """`mirrors`: a mirror may answer instead of Docker Hub."""
+    def __init__(self, images: ImageStore, remote: Remote, *, mirrors: Callable[[], bool] = lambda: False) -> None:
+        """`mirrors`: True if a mirror may answer instead of Docker Hub."""
         self._mirrors = mirrors
         self._images = images
         self._remote = remote
@@ -83,14 +84,14 @@ class Pulls:
             task.add_done_callback(lambda done: self._running.pop(key, None))
         pull.waiting += 1
         try:
-            failure = await asyncio.shield(pull.task)
+            refusal = await asyncio.shield(pull.task)
         finally:
             pull.waiting -= 1
             if not pull.waiting and not pull.task.done():
                 await cancelled(pull.task)
-        self._remember(key, REFUSED if failure else FRESH)
-        if failure and not self._here(image):
-            raise NotFound(f"No such image: {image}: {failure}")
+        self._remember(key, REFUSED if refusal else FRESH)
+        if refusal and not self._here(image):
+            raise NotFound(f"No such image: {image}: {refusal}")
 
     async def close(self) -> None:
         """Cancel all pulls."""
@@ -135,12 +136,12 @@ class Pulls:
 
     async def _has_address(self, name: Reference) -> bool:
         """False if the registry's host is known to have no address."""
-        if self._mirrors or any(each.lower().endswith("_proxy") for each in os.environ):
+        if self._mirrors() or any(each.lower().endswith("_proxy") for each in os.environ):
             return True
         host = _HUB if name.domain == reference.DEFAULT_DOMAIN else name.domain
         host = host.partition("]")[0].strip("[") if host.startswith("[") else host.partition(":")[0]
         try:
-            await in_own_thread(lambda: socket.getaddrinfo(host, None), "lookup")
+            await in_own_thread(lambda: socket.getaddrinfo(host, None))
         except OSError:
             return False
         return True

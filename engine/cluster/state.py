@@ -31,7 +31,7 @@ import msgspec
 from engine.cluster import certificates
 from engine.cluster.certificates import Certificate
 from engine.cluster.phases import Phase
-from engine.errors import ServerError, reason_with_file
+from engine.errors import ServerError, reason_with_file, words
 from engine.manager.messages import Peer
 from engine.system.files import sync_directory, write_atomically
 
@@ -126,7 +126,7 @@ class Directory:
         except OSError as error:
             raise ServerError(f"the swarm's state cannot be read: {reason_with_file(error)}") from error
         except (msgspec.MsgspecError, UnicodeError) as error:
-            raise ServerError(f"the swarm's state cannot be read: {path}: {error}") from error
+            raise ServerError(f"the swarm's state cannot be read: {path}: {words(error)}") from error
 
     def save(self, state: State) -> None:
         """Replace the state on disk, durably."""

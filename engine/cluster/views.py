@@ -290,7 +290,7 @@ class NodeNetworks:
                 await self._make(network, keep=True)
                 await self._apply(network)
                 network.applied.set()
-            except (EngineError, OSError, RuntimeError) as error:
+            except (EngineError, OSError) as error:
                 _log.error("network %s: %s", network.definition.name, words(error))
         if not any(each.definition.ingress for each in present):
             await overlays.set_ports({})  # those that a daemon before may have left
@@ -324,7 +324,7 @@ class NodeNetworks:
                 if network.found is not None and network.definition.ingress:
                     await self._networks.overlays.set_ports({})
                 await self._networks.overlays.drop(network.id)
-            except (EngineError, OSError, RuntimeError) as error:
+            except (EngineError, OSError) as error:
                 _log.error("network %s: it is not removed: %s", network.definition.name, words(error))
         rows = [
             *(self._rows.delete(each) for each in self._all),
@@ -519,9 +519,9 @@ class NodeNetworks:
                 except Exception as error:
                     why = words(error)
                     if why != network.trouble:
-                        bug = not isinstance(error, (EngineError, OSError, RuntimeError))
+                        bug = not isinstance(error, (EngineError, OSError))
                         _log.error("network %s: %s; trying again", network.definition.name, why, exc_info=bug)
-                    network.trouble = why or type(error).__name__
+                    network.trouble = why
                     network.failed.set()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(pause):

@@ -31,10 +31,11 @@ import errno
 import os
 import posixpath
 import stat
+import time
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
-from engine import times
+from engine import metrics, times
 from engine._fast import layer as _layer
 from engine._fast import pack
 from engine._fast.changes import changes as _overlay_changes
@@ -45,8 +46,8 @@ from engine.containers.mounted import Mounted, engine_mounts
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, reason_with_file
 from engine.runtime import users
 from engine.storage.compression import MAGIC, Inflated, compression_of
-from engine.system import detached_mounts, files, host_paths, mounts
-from engine.system.feed import Feed
+from engine.system import detached_mounts, files, mounts
+from engine.system.feed import Feed, skip
 from engine.system.threads import uninterrupted
 from engine.wire.containers import PathChange, PathStat
 
@@ -293,10 +294,18 @@ def _close_all(descriptors: list[int]) -> None:
 class Archive:
     """A tar stream for a client: an iterator that prepares the next chunk while one is sent.
 
-    `aclose` releases everything.
+    `aclose` releases everything. While the client is slow, it holds no thread.
     """
 
-    def __init__(self, packer: pack.Packer, first: bytes, borrowed: contextlib.AsyncExitStack, what: str) -> None:
+    def __init__(
+        self,
+        container: Container,
+        packer: pack.Packer,
+        first: bytes,
+        borrowed: contextlib.AsyncExitStack,
+        what: str,
+    ) -> None:
+        self._namespace = container.parts.snapshots.mount_namespace
         self._packer = packer
         self._borrowed = borrowed
         self._what = what
@@ -330,7 +339,7 @@ class Archive:
 
     def _read(self) -> asyncio.Future[bytes]:
         """Begin the next chunk. Not `spawn`: `__anext__` raises its failure, `aclose` drops it."""
-        return asyncio.ensure_future(host_paths.run(self._packer.read, _CHUNK))
+        return asyncio.ensure_future(self._namespace.visit(lambda: self._packer.read(_CHUNK)))
 
     async def aclose(self) -> None:
         waiting, self._next = self._next, None
@@ -374,7 +383,7 @@ async def get(container: Container, path: str, name: str) -> tuple[PathStat, Arc
 
         status, packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.visit(begin))
         container.publish("archive-path")
-        return status, Archive(packer, first, stack.pop_all(), f"{path} in container {name}")
+        return status, Archive(container, packer, first, stack.pop_all(), f"{path} in container {name}")
 
 
 async def copy(container: Container, path: str, name: str) -> Archive:
@@ -401,7 +410,7 @@ async def copy(container: Container, path: str, name: str) -> Archive:
 
         packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.visit(begin))
         container.publish("copy")
-        return Archive(packer, first, stack.pop_all(), f"{path} in container {name}")
+        return Archive(container, packer, first, stack.pop_all(), f"{path} in container {name}")
 
 
 def _packer(found: int, name: str) -> pack.Packer:
@@ -424,7 +433,7 @@ async def export(container: Container) -> Archive:
 
         packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.visit(begin))
         container.publish("export")
-        return Archive(packer, first, stack.pop_all(), f"export of container {container.id}")
+        return Archive(container, packer, first, stack.pop_all(), f"export of container {container.id}")
 
 
 async def changes(container: Container) -> list[PathChange]:
@@ -434,7 +443,10 @@ async def changes(container: Container) -> list[PathChange]:
         lower = container.parts.snapshots.lower(container.id)
     except NotFound as error:
         raise NotFound(f"No such container: {container.id}") from error
-    return await asyncio.to_thread(_changes, os.fspath(upper), [os.fspath(each) for each in lower])
+    began = time.monotonic()
+    found = await asyncio.to_thread(_changes, os.fspath(upper), [os.fspath(each) for each in lower])
+    metrics.CONTAINER_ACTIONS.since("changes", began)
+    return found
 
 
 def _changes(upper: str, lower: list[str]) -> list[PathChange]:
@@ -514,4 +526,4 @@ def _refused(error: OSError, container: str) -> EngineError:
     return ServerError(f"Error processing tar file: {entry}: {reason}")
 
 
-__all__ = ["Archive", "changes", "copy", "export", "get", "go_mode", "inspect", "parse", "put"]
+__all__ = ["Archive", "changes", "copy", "export", "get", "go_mode", "inspect", "parse", "put", "skip"]

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.config import cgroup_parent
 from engine.containers import limits, mount_points, security
 from engine.containers.signals import signal_number
 from engine.errors import InvalidParameter
@@ -33,7 +34,6 @@ from engine.wire.containers import (
     Strings,
 )
 
-DEFAULT_SHM_SIZE = 64 << 20
 EMPTY_BINDINGS = "have an empty list of port-bindings"
 """Words of a warning that replies below 1.52 leave out."""
 MIN_HEALTH_DURATION = 1_000_000
@@ -195,9 +195,7 @@ def checked_host(host: HostConfig) -> HostConfig:
         cap_drop=strings(host.cap_drop),
         network_mode=BRIDGE if host.network_mode in DEFAULT_MODES else host.network_mode,
         restart_policy=policy,
-        shm_size=host.shm_size or DEFAULT_SHM_SIZE,
         port_bindings={port: each or [PortBinding()] for port, each in (host.port_bindings or {}).items()},
-        ipc_mode=host.ipc_mode or PRIVATE,
         pids_limit=host.pids_limit if (host.pids_limit or 0) > 0 else None,
         memory_swappiness=None if host.memory_swappiness == -1 else host.memory_swappiness,
         oom_kill_disable=bool(host.oom_kill_disable),
@@ -347,19 +345,11 @@ def has_ipv6(host: HostConfig, link: str = "") -> bool:
 # --- single values --------------------------------------------------------------------------------
 
 
-_CGROUP_PARENT_MAX = 3900
-"""Bytes: PATH_MAX without a hierarchy's mount point and the container's id."""
-
-
 def _check_cgroup_parent(path: str) -> None:
-    if ".." in path.split("/"):
-        raise InvalidParameter(f"CgroupParent: {path[:100]!r}: must not contain ..")
-    if "\0" in path or "\n" in path:
-        raise InvalidParameter(f"CgroupParent: {path[:100]!r}: must not contain a NUL character or a line break")
-    if len(path.encode()) > _CGROUP_PARENT_MAX:
-        raise InvalidParameter(
-            f"CgroupParent: {path[:100]!r} has {len(path.encode())} bytes of at most {_CGROUP_PARENT_MAX}"
-        )
+    try:
+        cgroup_parent(path)
+    except ValueError as error:
+        raise InvalidParameter(f"CgroupParent: {error}") from error
 
 
 def _check_storage(options: dict[str, str] | msgspec.UnsetType) -> None:
@@ -522,5 +512,5 @@ def command(config: Config) -> tuple[str, tuple[str, ...]]:
     if not words:
         raise InvalidParameter("No command specified")
     path, *args = words
-    limits.check_exec_size((path, *args), config.env or ())
+    limits.check_exec((path, *args), config.env or ())
     return path, tuple(args)

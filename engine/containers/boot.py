@@ -88,7 +88,7 @@ async def _restore_networks(container: Container) -> None:
     assert container.process is not None
     await container.parts.attachments.restore(
         *(record.id, record.name, record.networks, container.process),
-        *(record.host.dns, launch.wanted_ports(record), record.ports),
+        *(bundle.dns_servers(record.host, container.parts.config), launch.wanted_ports(record), record.ports),
         hostname=record.config.hostname,
         ipv6=body.has_ipv6(record.host),
     )

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from engine.config import Config
 from engine.containers import mount_points, program, spec
 from engine.containers.body import HOST_GATEWAY, has_ipv6
+from engine.containers.defaults import Defaults
 from engine.containers.extra_mounts import Placed
 from engine.containers.sharing import Joined
 from engine.containers.store import ContainerRecord
@@ -31,7 +32,7 @@ from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.system import files
 from engine.wire import oci
-from engine.wire.containers import EndpointSettings
+from engine.wire.containers import EndpointSettings, HostConfig
 
 _RESOLV_CONF = Path("/etc/resolv.conf")
 _RESOLVED = Path("/run/systemd/resolve/resolv.conf")
@@ -70,6 +71,7 @@ def write(
     gateways: Sequence[str],
     named: cdi.Registry,
     config: Config,
+    defaults: Defaults,
 ) -> list[str]:
     """Write all files of one start. `rootfs`: the container's root as seen from here. `sources`: by
     destination, mounts that the runtime does not find at their Source. `extra`: mounts that the
@@ -96,11 +98,12 @@ def write(
         extra=extra.mounts,
         environment=extra.environment,
         config=config,
+        defaults=defaults,
         edits=named.edits(record.host.device_requests or ()),
     )
     document = spec.build(record, place)
     _check_program(record, rootfs, sources, extra.here)
-    write_network_files(record, directory, networks, gateways)
+    write_network_files(record, directory, networks, config, gateways)
     made = make_mount_points(rootfs, document.mounts, extra)
     bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
     (bundle / "config.json").write_bytes(oci.encode(document))
@@ -200,9 +203,14 @@ def network_files(directory: Path) -> dict[str, Path]:
 
 
 def write_network_files(
-    record: ContainerRecord, directory: Path, networks: dict[str, EndpointSettings], gateways: Sequence[str] = ()
+    record: ContainerRecord,
+    directory: Path,
+    networks: dict[str, EndpointSettings],
+    config: Config,
+    gateways: Sequence[str] = (),
 ) -> None:
-    """hostname, hosts and resolv.conf as Docker writes them (resolv.conf(5), hosts(5)).
+    """hostname, hosts and resolv.conf as Docker writes them (resolv.conf(5), hosts(5)). What the
+    container does not say about DNS, `config` may say.
 
     `gateways`: the addresses that `host-gateway` stands for. Raises InvalidParameter if there is
     none.
@@ -230,14 +238,19 @@ def write_network_files(
     _write(
         directory / "resolv.conf",
         resolv_conf(
-            _host_lines(loopback_reachable=host_network),
-            servers=[resolver.ADDRESS] if on_users_network else record.host.dns,
-            search=record.host.dns_search,
-            options=record.host.dns_options,
+            _host_lines(config.resolv_conf, loopback_reachable=host_network),
+            servers=[resolver.ADDRESS] if on_users_network else dns_servers(record.host, config),
+            search=record.host.dns_search or config.dns_search,
+            options=record.host.dns_options or config.dns_opts,
             loopback_reachable=host_network,
             names_of_one_label=on_users_network,
         ),
     )
+
+
+def dns_servers(host: HostConfig, config: Config) -> Sequence[str]:
+    """The servers of a container, or of all; empty for those of the host."""
+    return host.dns or config.dns
 
 
 def _addresses(extra: str, address: str, gateways: Sequence[str]) -> Sequence[str]:
@@ -249,9 +262,10 @@ def _addresses(extra: str, address: str, gateways: Sequence[str]) -> Sequence[st
     return gateways
 
 
-def _host_lines(*, loopback_reachable: bool) -> list[str]:
+def _host_lines(given: str, *, loopback_reachable: bool) -> list[str]:
+    """Of the host's resolv.conf, or of the file `given`."""
     lines: list[str] = []
-    for path in (_RESOLV_CONF, _RESOLVED):
+    for path in (Path(given),) if given else (_RESOLV_CONF, _RESOLVED):
         try:
             lines = path.read_text().splitlines()
         except OSError:
@@ -265,9 +279,9 @@ def _host_lines(*, loopback_reachable: bool) -> list[str]:
 def resolv_conf(
     host_lines: Iterable[str],
     *,
-    servers: list[str],
-    search: list[str],
-    options: list[str],
+    servers: Sequence[str],
+    search: Sequence[str],
+    options: Sequence[str],
     loopback_reachable: bool,
     names_of_one_label: bool = False,
 ) -> str:

@@ -36,6 +36,7 @@ from typing import Any
 
 import msgspec
 
+from engine import metrics
 from engine.containers import body, launch, lifecycle, log_plan, removal, restart
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.lifecycle import State, Verb
@@ -53,6 +54,7 @@ from engine.errors import (
     NotModified,
     ServerError,
     WrongState,
+    words,
 )
 from engine.monitor.handles import Exit, LaunchFailed, LogReading, Process
 from engine.networks.endpoints import configured
@@ -352,10 +354,12 @@ class Container:
         await self.end_recorded()
         self.check_present()
         lifecycle.following(self.record.status.state, Verb.START, self.id)
+        began = time.monotonic()
         with self.starting():
             for peer in self._builds_on():
                 await self._starts.wait_for(peer._starts, _PEERS_WAIT)
             await self._start(by_user)
+        metrics.CONTAINER_ACTIONS.since("start", began)
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
@@ -457,7 +461,7 @@ class Container:
         if isinstance(error, LaunchFailed):
             return oci.start_failure(error.reason, self.record.path)
         if not isinstance(error, EngineError):
-            error = ServerError(f"Cannot start container {self.id}: {error}")
+            error = ServerError(f"Cannot start container {self.id}: {words(error)}")
         if isinstance(error, Forbidden) and not isinstance(error, NotAttachable):
             error = ServerError(error.message)
         return oci.Failure(error, oci.failure_code(error.message))

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
+from engine import metrics
 from engine.containers import boot, create, image_mounts, removal, settings, sharing, transient
 from engine.containers.container import Container
+from engine.containers.defaults import Defaults
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.launch import BUNDLES, ROOT
 from engine.containers.lifecycle import State
@@ -69,12 +72,23 @@ class Containers:
         await self.parts.volumes.open({record.id: record.mounts for record in records.values()})
         for record in sorted(records.values(), key=lambda each: each.created):
             image_mounts.retain(record, self.parts.snapshots)
-            self._add(Container(self.parts, await self._with_own_name(record), self))
+            named = await self._with_own_name(self._with_runtime(record))
+            self._add(Container(self.parts, named, self))
         left = self._mounted | await asyncio.to_thread(self._left_on_host)
         await asyncio.gather(*(boot.restore(each, each.id in left) for each in self._all.values()))
         # From now on: a run that ended without a daemon is cleaned up first (`boot.start`).
         self.parts.lifecycle.ended.subscribe(removal.automatically)
         await self.parts.volumes.sweep()
+
+    def _with_runtime(self, record: ContainerRecord) -> ContainerRecord:
+        """The record, also one of an earlier version, with its runtime and the name that clients
+        see. Such a record has one name for both.
+        """
+        if record.runtime:
+            return record
+        runtimes, name = self.parts.runtimes, record.host.runtime or ""
+        host = msgspec.structs.replace(record.host, runtime=runtimes.shown(name))
+        return msgspec.structs.replace(record, host=host, runtime=name or runtimes.default.name)
 
     async def _with_own_name(self, record: ContainerRecord) -> ContainerRecord:
         """The record, with another name if an older container has this one: earlier versions could
@@ -94,7 +108,7 @@ class Containers:
     def _left_on_host(self) -> set[str]:
         """Ids of containers that have a control group: running ones, and those left by a crash."""
         found: set[str] = set()
-        parents = {cgroups.parent(each.record.host.cgroup_parent) for each in self._all.values()}
+        parents = {cgroups.parent(each.record.parent_cgroup) for each in self._all.values()}
         return found.union(*(self.parts.cgroups.children(parent) for parent in parents))
 
     def _add(self, container: Container) -> None:
@@ -181,21 +195,30 @@ class Containers:
 
         Raises InvalidParameter, NotFound (image), Conflict (name); a failure leaves nothing behind.
         """
-        return (await self._create(wanted, name, platform, None))[1]
+        began = time.monotonic()
+        _, created = await self._create(wanted, name, platform, None)
+        metrics.CONTAINER_ACTIONS.since("create", began)
+        return created
 
     async def create_transient(
-        self, wanted: CreateBody, image: ImageRecord, name: str = "", mounts: Sequence[ExtraMount] = ()
+        self,
+        wanted: CreateBody,
+        image: ImageRecord,
+        name: str = "",
+        mounts: Sequence[ExtraMount] = (),
+        defaults: Defaults | None = None,
     ) -> Container:
         """A new container that only this daemon knows. It is in memory alone until `keep`; the next
         daemon ends its process and removes what it has on the host.
 
         It stands on the image's layers; the image need not be in the store. The body's
         configuration is complete: nothing of the image's is merged into it, and its Volumes are not
-        mounted. `mounts` are those of its first start. It ends with `take`, `keep` or a removal.
+        mounted. `mounts` are those of its first start; `defaults` hold instead of the operator's.
+        It ends with `take`, `keep` or a removal.
 
         Raises InvalidParameter, NotFound, Conflict (name); a failure leaves nothing behind.
         """
-        container, _ = await self._create(wanted, name, "", image)
+        container, _ = await self._create(wanted, name, "", image, defaults)
         container.extra_mounts = tuple(mounts)
         return container
 
@@ -215,12 +238,13 @@ class Containers:
         await transient.keep(container)
 
     async def _create(
-        self, wanted: CreateBody, name: str, platform: str, image: ImageRecord | None
+        self, wanted: CreateBody, name: str, platform: str, image: ImageRecord | None, defaults: Defaults | None = None
     ) -> tuple[Container, Created]:
         """A new container, transient with `image`."""
         chosen = checked_name(name) if name else ""
         drafted = create.draft(
-            *(wanted, chosen or self._names.random(), platform, self.parts, self.get, self.support, image)
+            *(wanted, chosen or self._names.random(), platform, self.parts, self.get, self.support, image),
+            defaults=defaults,
         )
         record = drafted.record
         made: list[Container] = []

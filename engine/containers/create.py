@@ -23,10 +23,11 @@ import msgspec
 
 from engine.containers import body, endpoints, image_mounts, limits, log_plan, mount_points, security, spec
 from engine.containers.body import Link
+from engine.containers.defaults import Defaults
 from engine.containers.parts import Parts
 from engine.containers.sharing import Find, network_owner
 from engine.containers.store import ContainerRecord
-from engine.errors import InvalidParameter, NotFound
+from engine.errors import InvalidParameter, NotFound, reason
 from engine.images import platforms
 from engine.images.record import ImageRecord
 from engine.network_rules import PREDEFINED_NAMES
@@ -55,14 +56,17 @@ def draft(
     find: Find,
     support: Support,
     image: ImageRecord | None = None,
+    defaults: Defaults | None = None,
 ) -> Draft:
     """Raises InvalidParameter, NotFound (image). `name` is checked and free.
 
     With `image`, which need not be in the store, the body's configuration is complete: nothing of
-    the image's is merged into it, and no volumes are made for its Volumes.
+    the image's is merged into it, and no volumes are made for its Volumes. `defaults`: instead of
+    those of the operator.
     """
     config, host = body.checked(wanted)
-    host, warnings = limits.adapted(_placed(host, support, parts), support)
+    runtime = parts.runtimes.named(host.runtime or "")
+    host, warnings = limits.adapted(_placed(host, support, parts, defaults), support)
     warnings = [*wanted.from_older.warnings, *warnings, *body.warnings(wanted.host_config)]
     host = msgspec.structs.replace(host, log_config=log_plan.resolved(host.log_config, parts.config))
     complete = image is not None
@@ -86,9 +90,12 @@ def draft(
     path, args = body.command(config)
     container_id = secrets.token_hex(32)
     shares_network = bool(body.joined(host.network_mode))
-    for mode in (host.pid_mode, host.ipc_mode):
+    for field, mode in (("PidMode", host.pid_mode), ("IpcMode", host.ipc_mode)):
         if peer := body.joined(mode):
-            find(peer)  # it must exist now, as in Docker; a start looks again
+            try:
+                find(peer)  # it must exist now, as in Docker; a start looks again
+            except NotFound as error:  # for 404 the docker CLI would pull the image
+                raise InvalidParameter(f"{field}: {error.message}") from error
     if not config.hostname:
         config = msgspec.structs.replace(config, hostname=_default_hostname(host, container_id))
     if host.network_mode == "host" and host.port_bindings:
@@ -114,6 +121,7 @@ def draft(
         args=args,
         config=config,
         host=host,
+        runtime=runtime.name,
         networks=networks.networks,
         macs=networks.macs,
         links=_links(parts, find, host),
@@ -127,22 +135,21 @@ def draft(
     return Draft(record, mounts, warnings)
 
 
-def _placed(host: HostConfig, support: Support, parts: Parts) -> HostConfig:
-    """With the defaults that depend on this host, as inspect shows them. Raises InvalidParameter
-    for an unknown runtime, a missing init program, and control groups that must not be writable.
+def _placed(host: HostConfig, support: Support, parts: Parts, defaults: Defaults | None = None) -> HostConfig:
+    """With the defaults of the operator and of this host, as inspect shows them. Raises
+    InvalidParameter for a missing init program, and control groups that must not be writable.
     """
     if spec.has_init(host, parts.config):
         init.program(parts.config.init_path)
-    cgroups = host.cgroupns_mode or ("private" if support.unified else "host")
-    own = support.unified and cgroups == "private"
+    host = (defaults or parts.defaults).applied(host, unified=support.unified)
+    own = support.unified and host.cgroupns_mode == "private"
     if security.parse(host.security_opt or ()).writable_cgroups and not (own or host.privileged):
         raise InvalidParameter(
             "SecurityOpt: writable-cgroups needs cgroup v2 and a cgroup namespace of the container's own"
         )
     return msgspec.structs.replace(
         host,
-        cgroupns_mode=cgroups,
-        runtime=parts.runtimes.checked(host.runtime or ""),
+        runtime=host.runtime or parts.runtimes.default_name,
     )
 
 
@@ -173,6 +180,7 @@ async def with_host(
     if config.hostname == _default_hostname(record.host, record.id):
         config = msgspec.structs.replace(config, hostname="")
     body.check_together(config, host)
+    runtime = parts.runtimes.named(host.runtime or "")
     if not config.hostname:
         config = msgspec.structs.replace(config, hostname=_default_hostname(host, record.id))
     host, _ = limits.adapted(_placed(host, support, parts), support)
@@ -192,6 +200,7 @@ async def with_host(
         record,
         config=config,
         host=host,
+        runtime=runtime.name,
         networks=networks,
         links=_links(parts, find, host),
         mount_options=mounts.options,
@@ -305,7 +314,7 @@ async def _make_working_directory(record: ContainerRecord, parts: Parts) -> None
         try:
             present = await parts.snapshots.mount_namespace.run(lambda: make(view))
         except OSError as error:
-            raise InvalidParameter(f"Cannot mkdir: {path}: {(error.strerror or str(error)).lower()}") from error
+            raise InvalidParameter(f"Cannot mkdir: {path}: {reason(error)}") from error
     if present and record.parent:
         if len(_IN_IMAGES) >= _IN_IMAGES_LIMIT:
             _IN_IMAGES.clear()

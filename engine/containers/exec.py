@@ -34,7 +34,7 @@ from engine.containers.container import Container
 from engine.containers.containers import Containers
 from engine.containers.lifecycle import State
 from engine.containers.streams import parse_detach_keys
-from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
+from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError, words
 from engine.monitor.client import Monitor
 from engine.monitor.handles import Client, Exit, LaunchFailed
 from engine.runtime import oci, users
@@ -378,7 +378,7 @@ class Execs:
             with self._grace_period.going_on():
                 process = await self._monitor.run(
                     record.id,
-                    self._runtimes.of(container.record.host.runtime).exec_argv(container.id, tty=config.tty),
+                    self._runtimes.of(container.record.runtime).exec_argv(container.id, tty=config.tty),
                     cwd=str(self._directory),
                     tty=config.tty,
                     open_stdin=config.attach_stdin and client is not None,
@@ -410,9 +410,9 @@ class Execs:
             finally:
                 os.close(file)
         except OSError as error:
-            raise ServerError(f"exec {record.id}: {error}") from error
+            raise ServerError(f"exec {record.id}: {words(error)}") from error
         identity = _identity(container, record.config.user or container.record.config.user)
-        process = spec.exec_process(container.record, record.config, identity)
+        process = spec.exec_process(container.record, record.config, identity, self._containers.parts.defaults)
         if record.config.tty and all(record.size):
             rows, columns = record.size
             process = msgspec.structs.replace(process, console_size=oci_wire.Box(height=rows, width=columns))

@@ -24,6 +24,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from engine import metrics
 from engine.containers.body import strings
 from engine.containers.container import Container
 from engine.containers.exec import Execs, Outcome
@@ -142,9 +143,11 @@ class HealthChecks:
         `Execs.open` ends probes of the last daemon.
         """
         for container in [*containers]:  # those with AutoRemove may be removed meanwhile
-            async with container.lock:
-                if container.record.status.state == State.RUNNING:
-                    self._begin(container, random.random())
+            # Others may be locked for as long as the clean-up of their last run hangs.
+            if container.record.status.state == State.RUNNING:
+                async with container.lock:
+                    if container.record.status.state == State.RUNNING:
+                        self._begin(container, random.random())
 
     def changed(self, container: Container, runs: bool) -> None:
         """Its processes started or resumed (start, unpause), or stopped (exit, pause)."""
@@ -196,7 +199,12 @@ class HealthChecks:
     async def _probe(self, container: Container, probe: Probe) -> None:
         run = container.record.status.started_at
         try:
+            began = time.time_ns()
             outcome = await self._outcome(container, probe)
+            metrics.HEALTH_CHECKS.add()
+            metrics.HEALTH_CHECK_STARTS.add(max(0, outcome.started_at - began) / SECOND)
+            if outcome.timed_out or outcome.exit_code:
+                metrics.HEALTH_CHECKS_FAILED.add()
         finally:
             # otherwise it ended or was paused meanwhile
             current = self._probing.get(container.id) is asyncio.current_task()
@@ -227,7 +235,7 @@ class HealthChecks:
             return await self._execs.probe(container, probe.command, probe.timeout / SECOND, OUTPUT_LIMIT + 1)
         except EngineError as error:
             reason = error.message
-        except (OSError, RuntimeError) as error:  # no descriptor, no disk space; no thread
+        except OSError as error:  # no descriptor, no disk space
             reason = words(error)
             _log.warning("health check of container %s could not be run: %s", container.id, reason)
         return Outcome(exit_code=-1, output=reason.encode())

@@ -29,6 +29,7 @@ from engine.containers.body import has_ipv6
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.parts import Parts, Peers
 from engine.containers.store import ContainerRecord
+from engine.errors import EngineError, words
 from engine.logs.targets import Target
 from engine.monitor.handles import Process
 from engine.networks.attachments import Joined
@@ -130,7 +131,7 @@ async def remove_cgroup(parts: Parts, cgroup: str) -> None:
             await asyncio.to_thread(parts.cgroups.remove, cgroup)
         except OSError as error:
             if pause is None or error.errno != errno.EBUSY:
-                _log.warning("cannot remove the control group %s: %s", cgroup, error)
+                _log.warning("cannot remove the control group %s: %s", cgroup, words(error))
                 return
             await asyncio.sleep(pause)
         else:
@@ -166,7 +167,7 @@ async def launch(
     """
     limits.ensure_descriptors(limits.PER_START)
     runtime = runtime_of(record, parts)
-    parts.runtimes.check_configured(record.host.runtime)
+    parts.runtimes.check_configured(record.runtime)
     parts.grace_period.expect()
     async with contextlib.AsyncExitStack() as undo:
         async with contextlib.AsyncExitStack() as borrowed:
@@ -176,7 +177,7 @@ async def launch(
                 # If daemon and monitor end now, the next daemon removes it (`boot.restore`).
                 await asyncio.to_thread(bundle.mark_begun, directory)
             joined = await sharing.join(record, peers.get, parts.monitor.processes, shm, borrowed)
-            record = _with_peers(record, joined, peers)
+            record = _with_defaults(_with_peers(record, joined, peers), parts)
             await parts.snapshots.mount(record.id)
             undo.push_async_callback(parts.snapshots.unmount, record.id)
             # Then the volumes: the order of Docker's events, as at the end.
@@ -202,7 +203,7 @@ async def launch(
                 lambda: bundle.write(
                     *(record, directory, rootfs, network_path, networks, mounted.sources),
                     *(runtime, parts.cgroups, joined, placed, where),
-                    *(parts.networks.host_gateways(), parts.devices, parts.config),
+                    *(parts.networks.host_gateways(), parts.devices, parts.config, parts.defaults),
                 )
             )
             namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root, placed.beside))
@@ -245,12 +246,12 @@ def directory_of(config: Config, container_id: str) -> Path:
 
 def cgroup_of(record: ContainerRecord) -> str:
     """A container's control group, from the root of each hierarchy."""
-    return cgroups.path(record.id, record.host.cgroup_parent)
+    return cgroups.path(record.id, record.parent_cgroup)
 
 
 def runtime_of(record: ContainerRecord, parts: Parts) -> Runtime:
     """The runtime that makes and ends its processes."""
-    return parts.runtimes.of(record.host.runtime)
+    return parts.runtimes.of(record.runtime)
 
 
 def wanted_ports(record: ContainerRecord) -> Request:
@@ -279,6 +280,12 @@ def _with_peers(record: ContainerRecord, joined: sharing.Joined, peers: Peers) -
     return record
 
 
+def _with_defaults(record: ContainerRecord, parts: Parts) -> ContainerRecord:
+    """The record with the operator's parent of its cgroup, as of now."""
+    parent = parts.defaults.cgroup_parent
+    return record if record.cgroup_parent == parent else msgspec.structs.replace(record, cgroup_parent=parent)
+
+
 async def _join_network(
     record: ContainerRecord, parts: Parts, joined: sharing.Joined, undo: contextlib.AsyncExitStack
 ) -> Joined:
@@ -294,7 +301,7 @@ async def _join_network(
     wanted = record.networks if record.networks and not disabled else {primary: EndpointSettings()}
     connected = await parts.attachments.join(
         *(record.id, record.name, wanted, primary),
-        *(record.requested_macs(primary), host.dns, wanted_ports(record)),
+        *(record.requested_macs(primary), bundle.dns_servers(host, parts.config), wanted_ports(record)),
         hostname=record.config.hostname,
         ipv6=has_ipv6(host),
     )
@@ -316,7 +323,7 @@ def end_with(process: Process, record: ContainerRecord, parts: Parts) -> None:
     try:
         watched = os.dup(process.pidfd)  # a loop has one callback for a descriptor
     except OSError as error:
-        _log.warning("container %s: its end cannot be watched: %s", record.id, error)
+        _log.warning("container %s: its end cannot be watched: %s", record.id, words(error))
         return
 
     def forget(_: object) -> None:
@@ -343,9 +350,9 @@ async def oom_killed(record: ContainerRecord, parts: Parts) -> bool:
     if not host.memory:
         return False
     try:
-        return await asyncio.to_thread(parts.cgroups.oom_killed, record.id, host.cgroup_parent)
-    except (OSError, RuntimeError) as error:
-        _log.error("container %s: cannot find out whether it ran out of memory: %s", record.id, error)
+        return await asyncio.to_thread(parts.cgroups.oom_killed, record.id, record.parent_cgroup)
+    except (OSError, EngineError) as error:
+        _log.error("container %s: cannot find out whether it ran out of memory: %s", record.id, words(error))
         return False
 
 
@@ -364,7 +371,7 @@ async def release(record: ContainerRecord, parts: Parts, *, abandoned: bool = Fa
     parts.deliveries.ended(record.id)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
-            _log.error("container %s: cleaning up after its exit: %s", record.id, outcome, exc_info=outcome)
+            _log.error("container %s: cleaning up after its exit: %s", record.id, words(outcome), exc_info=outcome)
 
 
 async def _discard(record: ContainerRecord, parts: Parts) -> None:

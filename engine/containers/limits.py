@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.config import ULIMITS
 from engine.errors import InvalidParameter
 from engine.runtime import capabilities
 from engine.runtime.cgroups import Support, numbers
@@ -238,9 +239,9 @@ MAX_STRING = 128 << 10
 _POINTER = 8
 
 
-def check_exec_size(arguments: Collection[str], environment: Collection[str], stack: int = 0) -> None:
+def check_exec(arguments: Collection[str], environment: Collection[str], stack: int = 0) -> None:
     """Raises InvalidParameter for arguments beyond the limits of execve(2), which a runtime would
-    report only after minutes.
+    report only after minutes, and for those with a NUL character, where a runtime would cut them.
 
     `stack`: the soft limit of the stack in bytes, of which strings and pointers may take a quarter;
     0 for the engine's own.
@@ -252,8 +253,10 @@ def check_exec_size(arguments: Collection[str], environment: Collection[str], st
     for what, words in (("argument", arguments), ("environment variable", environment)):
         for word in words:
             size = len(word.encode(errors="surrogateescape")) + 1
-            if size > MAX_STRING:
+            if size > MAX_STRING or "\0" in word:
                 name = word[:40] if what == "argument" else word.partition("=")[0][:40]
+                if "\0" in word:
+                    raise InvalidParameter(f"{what} {name!r} must not contain a NUL character")
                 raise InvalidParameter(
                     f"{what} {name!r} has {size} bytes of at most {MAX_STRING}: argument list too long"
                 )
@@ -270,13 +273,7 @@ _MOST_STRINGS = 6 << 20
 
 # --- what depends on the engine's own limits ------------------------------------------------------
 
-RLIMITS = {
-    name: f"RLIMIT_{name.upper()}"
-    for name in (
-        *("as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue"),
-        *("nice", "nofile", "nproc", "rss", "rtprio", "rttime", "sigpending", "stack"),
-    )
-}
+RLIMITS = {name: f"RLIMIT_{name.upper()}" for name in ULIMITS}
 _UNNAMED_RLIMITS = {"RLIMIT_LOCKS": 10}
 """Python's resource(3) module has no name for it."""
 

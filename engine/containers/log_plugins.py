@@ -29,7 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from engine.containers import log_plan
-from engine.errors import EngineError, InvalidParameter, ServerError
+from engine.errors import EngineError, InvalidParameter, ServerError, words
 from engine.logs import drivers
 from engine.logs.deliveries import LogPlugin
 from engine.plugins.client import Plugin
@@ -181,8 +181,7 @@ class LogPlugins:
             except BaseException as error:
                 del self._sessions[container_id]
                 if isinstance(error, (EngineError, OSError)):
-                    why = error.message if isinstance(error, EngineError) else str(error)
-                    raise ServerError(f"failed to initialize logging driver: {why}") from error
+                    raise ServerError(f"failed to initialize logging driver: {words(error)}") from error
                 raise
         session.follow()
 
@@ -361,7 +360,7 @@ class Session:
             await self._found()
         except OSError as error:
             if error.errno not in (errno.ENXIO, errno.ENOENT):
-                _log.warning("container %s: its FIFO cannot be opened: %s", self.id, error)
+                _log.warning("container %s: its FIFO cannot be opened: %s", self.id, words(error))
         except EngineError:  # asked again when it has closed the FIFO
             pass
 
@@ -423,7 +422,7 @@ class Session:
     def _is_away(self, error: Exception) -> None:
         if self.target.name not in self._owner.away:
             self._owner.away.add(self.target.name)
-            _log.warning("log plugin %s does not read: %s", self.target.name, error)
+            _log.warning("log plugin %s does not read: %s", self.target.name, words(error))
 
     def _close(self) -> None:
         if self._writer >= 0:
@@ -449,7 +448,7 @@ class Session:
                 plugin = await self._found()
                 await plugin.call(method, PluginAnswer, {"File": self._file} if with_file else None)
         except (EngineError, TimeoutError) as error:
-            _log.info("container %s: plugin %s: %s: %s", self.id, self.target.name, method, error)
+            _log.info("container %s: plugin %s: %s: %s", self.id, self.target.name, method, words(error))
 
     async def cut(self, *, stop: bool) -> None:
         """End the session at once."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -139,9 +138,10 @@ async def read(
         }
         if reading is not None:
             await reading.begin()
-        reader = await loop.run_in_executor(None, partial(_open, path, tail, options))
+        found = await loop.run_in_executor(None, _open, path, tail, options)
+        reader, chunk = found
         yield b""
-        ended = False
+        ended = follow is None
         waited: tuple[int, int] | None = None
         while True:
             if reading is not None:
@@ -149,20 +149,19 @@ async def read(
                     reading.end()  # all requested files are held open
                 else:
                     reading.holds(reader.newest())
-            chunk = await loop.run_in_executor(None, reader.read, CHUNK)
             if chunk:
                 yield chunk
-            if chunk or not reader.at_end:
-                continue
-            if reader.done or ended or follow is None:
+            if reader.done or (reader.at_end and ended):
                 return
-            position = reader.position()
-            ended = not await follow(*position)
-            if position == waited and not ended:
-                # `follow` promised more and nothing came: a rotation is in progress, or an operator
-                # moved the file. Do not spin.
-                await asyncio.sleep(_PAUSE)
-            waited = position
+            if reader.at_end and follow is not None:
+                position = reader.position()
+                ended = not await follow(*position)
+                if position == waited and not ended:
+                    # `follow` promised more and nothing came: a rotation is in progress, or an
+                    # operator moved the file. Do not spin.
+                    await asyncio.sleep(_PAUSE)
+                waited = position
+            chunk = await loop.run_in_executor(None, reader.read, CHUNK)
     except OSError as error:
         raise ServerError(f"the log {path} cannot be read: {error.strerror or error}") from error
     finally:
@@ -181,8 +180,9 @@ def end(path: Path) -> tuple[int, int]:
     return status.st_ino, status.st_size
 
 
-def _open(path: Path, tail: int | None, options: dict[str, Any]) -> LogReader:
+def _open(path: Path, tail: int | None, options: dict[str, Any]) -> tuple[LogReader, bytes]:
+    """The reader, and its first chunk."""
     reader = LogReader(os.fsencode(path), **options)
     if tail is not None:
         reader.seek_tail(tail)
-    return reader
+    return reader, reader.read(CHUNK)

@@ -124,6 +124,8 @@ _NAME_MAX, _PATH_MAX = 255, 4095
 
 def check_length(path: str, what: str) -> None:
     """Raises InvalidParameter, with `what` first, for a path that no file system takes."""
+    if "\0" in path:
+        raise InvalidParameter(f"{what}: must not contain a NUL character")
     encoded = path.encode()
     longest = max(map(len, encoded.split(b"/")))
     if longest > _NAME_MAX or len(encoded) > _PATH_MAX:

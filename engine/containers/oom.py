@@ -11,6 +11,7 @@ import logging
 
 from engine.containers.container import Container
 from engine.containers.parts import Lifecycle
+from engine.errors import words
 from engine.runtime.cgroups import Cgroups
 from engine.system.memory_events import MemoryEvents
 
@@ -38,7 +39,7 @@ class OomNotices:
                 self._events.watch(directory, container.out_of_memory, missed=new)
             except OSError as error:
                 # The exit still reports the OOM kill; the process may have ended already.
-                _log.warning("container %s: cannot watch its memory: %s", container.id, error)
+                _log.warning("container %s: cannot watch its memory: %s", container.id, words(error))
 
     def _end(self, container: Container) -> None:
         """Its run has ended, or its start has failed; a pause is no end."""

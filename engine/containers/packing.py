@@ -25,12 +25,12 @@ from typing import NamedTuple
 from engine._fast import packed
 from engine.containers import log_plan
 from engine.containers.container import Container
-from engine.errors import EngineError
+from engine.errors import EngineError, words
 from engine.logs import cursor
 from engine.logs.targets import JsonFile, Spool
 from engine.system import threads
 from engine.system.tasks import spawn
-from engine.system.threads import LongWork
+from engine.system.threads import Threads
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Packing:
         self._queue: dict[str, None] = {}
         self._task: asyncio.Task[None] | None = None
         self._reported = False
-        self._threads = LongWork(1, "compress logs")
+        self._threads = Threads(1, batch=True)
 
     def rotated(self, container_id: str) -> None:
         """The log may have files to be compressed."""
@@ -89,7 +89,6 @@ class Packing:
                         _log.warning("log of container %s: cannot be compressed: %s", container_id, error.message)
         finally:
             self._task = None
-            self._threads.release()
 
     async def _pack(self, container: Container) -> None:
         try:
@@ -109,7 +108,7 @@ class Packing:
             return
         except OSError as error:
             if not self._reported:  # a full disk would repeat it with every rotation
-                _log.warning("log of container %s: cannot be compressed: %s", container.id, error)
+                _log.warning("log of container %s: cannot be compressed: %s", container.id, words(error))
             self._reported = True
         else:
             self._reported = False

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from engine.config import Config
+from engine.containers.defaults import DOCKERS, Defaults
 from engine.containers.delivery import Deliveries
 from engine.containers.store import ContainerRecord, ContainerStore
 from engine.events import EventLog
@@ -73,6 +74,7 @@ class Parts:
     devices: Registry = field(default_factory=Registry)
     """The devices that have names (CDI)."""
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    defaults: Defaults = DOCKERS
 
 
 class Peers(Protocol):

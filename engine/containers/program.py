@@ -176,6 +176,20 @@ def _words(program: str, cause: str) -> str:
     return f'OCI runtime create failed: exec: "{program}": {cause}'
 
 
+def _has_link(top: str, path: str) -> bool:
+    """True if a part of the path below the directory `top` of the host is a link: in the container
+    it may lead to another mount.
+    """
+    for part in path.split("/"):
+        top = os.path.join(top, part)
+        try:
+            if stat.S_ISLNK(os.lstat(top).st_mode):
+                return True
+        except OSError:
+            break
+    return False
+
+
 class _Places:
     """The container's root and the binds in it, as far as a path can be followed without
     entering its namespace.
@@ -224,8 +238,9 @@ class _Places:
         directory that a mount will cover.
         """
         directory, name = os.path.split(path)
-        if any(path.startswith(destination.rstrip("/") + "/") for destination, _ in self._mounted):
-            return True  # looked up in the mount's own source
+        for destination, source in self._mounted:
+            if path.startswith(destination.rstrip("/") + "/"):
+                return not _has_link(source, path[len(destination) :].strip("/"))
         while True:
             try:
                 parent = open_in_root(self._root, directory.lstrip("/"), os.O_PATH)

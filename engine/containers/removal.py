@@ -14,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING
 
+from engine import metrics
 from engine.containers import image_mounts, lifecycle, mount_points
 from engine.containers.lifecycle import State, Verb
-from engine.errors import Conflict, EngineError, NotFound, ServerError
+from engine.errors import Conflict, EngineError, NotFound, ServerError, words
 from engine.system.files import remove_tree
 from engine.system.tasks import spawn
 from engine.system.threads import whole
@@ -38,7 +40,9 @@ async def remove(container: Container, *, force: bool, volumes: bool = False, ca
     deleted: list[str] = []
     await container.end_recorded()
     try:
+        began = time.monotonic()
         await _remove(container, force, volumes, called or container.id, deleted)
+        metrics.CONTAINER_ACTIONS.since("delete", began)
     finally:
         # Nothing is awaited between this and the reply, so the reply is written first. A docker
         # CLI that removes its container itself (`run --rm` below 1.25) aborts its request at
@@ -98,7 +102,7 @@ async def _erase(container: Container, verb: Verb, volumes: bool, deleted: list[
     except BaseException as failure:
         if not container.removed:
             container.put(before)
-            container.answer_removal(failure.message if isinstance(failure, EngineError) else repr(failure))
+            container.answer_removal(words(failure))
         raise
     deleted.append(container.id)
     container.gone()
@@ -112,7 +116,7 @@ async def _erase(container: Container, verb: Verb, volumes: bool, deleted: list[
     )
     for error in outcomes:
         if isinstance(error, BaseException):  # the next daemon sweeps the rest
-            left = ServerError(f"container {container.id} is removed, but some of its files are left: {error}")
+            left = ServerError(f"container {container.id} is removed, but some of its files are left: {words(error)}")
             container.answer_removal(left.message)
             raise left from error
     container.answer_removal()

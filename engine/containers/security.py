@@ -15,6 +15,7 @@ import msgspec
 from engine import booleans
 from engine.errors import InvalidParameter
 from engine.runtime import apparmor, seccomp
+from engine.seccomp_profiles import BUILTIN, Document
 
 MASKED_PATHS = (
     "/proc/acpi",
@@ -42,12 +43,13 @@ _WITHOUT_APPARMOR = ("", UNCONFINED, apparmor.DEFAULT)
 class Security(msgspec.Struct, frozen=True, kw_only=True):
     """The parsed entries."""
 
-    no_new_privileges: bool = False
+    no_new_privileges: bool | None = None
+    """None: the engine's default."""
     confined: bool | None = None
     """Whether a seccomp profile applies, if the entries say so. Otherwise the default one does, but
     not to a privileged container.
     """
-    profile: seccomp.Custom | None = None
+    profile: Document | None = None
     """The client's own profile instead of the default one."""
     writable_cgroups: bool | None = None
     """Whether /sys/fs/cgroup is writable, if the entries say so."""
@@ -70,8 +72,8 @@ def parse(options: Iterable[str]) -> Security:
     """
     confined: bool | None = None
     apparmor_profile = ""
-    switches: dict[str, bool | None] = {"no-new-privileges": False, "writable-cgroups": None}
-    profile: seccomp.Custom | None = None
+    switches: dict[str, bool | None] = {"no-new-privileges": None, "writable-cgroups": None}
+    profile: Document | None = None
     for option in options:
         if option in switches:
             switches[option] = True
@@ -87,7 +89,7 @@ def parse(options: Iterable[str]) -> Security:
             switches[name] = booleans.WORDS[value]
         elif name == "seccomp":
             confined = value != UNCONFINED if value else None
-            profile = None if value in (UNCONFINED, "builtin", "") else seccomp.custom(value)
+            profile = None if value in (UNCONFINED, BUILTIN, "") else seccomp.custom(value)
         elif name == "apparmor":
             if value not in _WITHOUT_APPARMOR and not apparmor.enabled():
                 raise InvalidParameter(f"SecurityOpt: apparmor={value}: AppArmor is not enabled on this host")
@@ -97,7 +99,7 @@ def parse(options: Iterable[str]) -> Security:
         elif name != "label":
             raise InvalidParameter(f"SecurityOpt: invalid --security-opt 2: {_shown(option)}")
     return Security(
-        no_new_privileges=bool(switches["no-new-privileges"]),
+        no_new_privileges=switches["no-new-privileges"],
         writable_cgroups=switches["writable-cgroups"],
         confined=confined,
         profile=profile,

@@ -23,7 +23,7 @@ from engine.containers import body, bundle, create, devices, launch, lifecycle, 
 from engine.containers import update as limits
 from engine.containers.container import Container
 from engine.containers.lifecycle import Verb
-from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
+from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, reason_with_file
 from engine.networks.endpoints import with_names
 from engine.networks.requested import mac_address
 from engine.runtime.cgroups import Support
@@ -234,9 +234,12 @@ async def _write_network_files(container: Container) -> None:
     if container.running:
         try:
             gateways = container.parts.networks.host_gateways()
-            await asyncio.to_thread(bundle.write_network_files, record, container.directory, record.networks, gateways)
-        except (OSError, RuntimeError) as error:
-            raise ServerError(f"container {container.id}: its hosts and resolv.conf: {error}") from error
+            files = record, container.directory, record.networks, container.parts.config, gateways
+            await asyncio.to_thread(bundle.write_network_files, *files)
+        except OSError as error:
+            raise ServerError(
+                f"container {container.id}: its hosts and resolv.conf: {reason_with_file(error)}"
+            ) from error
 
 
 # --- limits ---------------------------------------------------------------------------------------
@@ -285,10 +288,7 @@ async def _take_back(container: Container, after: HostConfig, before: HostConfig
 async def _apply(container: Container, before: HostConfig, after: HostConfig, support: Support) -> None:
     """Give the running container the limits that differ. Raises ServerError, NotFound."""
     parts, cgroup = container.parts, container.cgroup
-    try:
-        lifted, resources = await asyncio.to_thread(_differences, before, after, support)
-    except RuntimeError as error:
-        raise ServerError(str(error)) from error  # no thread
+    lifted, resources = await asyncio.to_thread(_differences, before, after, support)
     for field, major, minor in lifted:
         await _lifted(f"limit of {major}:{minor}", parts.cgroups.lift_device, cgroup, field, major, minor)
     if resources is None:

@@ -23,7 +23,8 @@ import msgspec
 from engine.config import Config
 from engine.containers import devices, mount_points, security
 from engine.containers.body import directory, strings
-from engine.containers.limits import check_exec_size, cpu_time, default_memory_swap, rlimit
+from engine.containers.defaults import DOCKERS, Defaults
+from engine.containers.limits import check_exec, cpu_time, default_memory_swap, rlimit
 from engine.containers.store import ContainerRecord, MountOptions
 from engine.errors import InvalidParameter
 from engine.networks.sandboxes import SETTINGS
@@ -51,7 +52,6 @@ _PTS = oci.Mount(
 _MQUEUE = oci.Mount(destination="/dev/mqueue", type="mqueue", source="mqueue", options=_SYSTEM)
 
 SHM = "/dev/shm"
-DEFAULT_SHM_SIZE = 64 << 20
 
 _NETWORK_SYSCTLS = {f"net.{path.replace('/', '.')}": value for path, value in SETTINGS.items()}
 
@@ -85,6 +85,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     environment: tuple[str, ...] = ()
     """Variables that the record does not have, likewise."""
     config: Config = Config()
+    defaults: Defaults = DOCKERS
     edits: cdi.Edits = cdi.NONE
     """Changes for the devices that it has by name."""
 
@@ -98,8 +99,8 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
     annotations: dict[str, str] = {}
     if wanted.profile is not None:
         filter_ = seccomp.section(wanted.profile, granted)
-    elif wanted.confined or (wanted.confined is None and not host.privileged):
-        filter_, annotations = place.runtime.seccomp(seccomp.profile(granted))
+    elif (filters := _filters(wanted, host, place.defaults)) is not None:
+        filter_, annotations = place.runtime.seccomp(filters.profile(granted))
     bounding = capabilities.bounding()
     user = oci.User(
         uid=place.identity.uid,
@@ -118,7 +119,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
     arguments = [record.path, *record.args]
     if has_init(host, place.config):
         arguments = [INIT, "--", *arguments]
-    check_exec_size(arguments, variables, _stack(host))
+    check_exec(arguments, variables, _stack(host))
     seen = mounts(record, place, wanted.writable_cgroups)
     return oci.Spec(
         oci_version=oci.VERSION,
@@ -131,7 +132,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
             cwd=directory(config.working_dir),
             capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
             rlimits=[rlimit(each, raisable="CAP_SYS_RESOURCE" in bounding) for each in host.ulimits or ()],
-            no_new_privileges=wanted.no_new_privileges,
+            no_new_privileges=_no_new_privileges(wanted, place.defaults),
             apparmor_profile="" if host.privileged else wanted.apparmor_profile,
             oom_score_adj=host.oom_score_adj or None,
         ),
@@ -142,7 +143,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
         linux=oci.Linux(
             namespaces=_namespaces(host, place),
             devices=[device for device, _ in nodes],
-            cgroups_path=cgroups.path(record.id, host.cgroup_parent),
+            cgroups_path=cgroups.path(record.id, record.parent_cgroup),
             resources=_resources(host, place.cgroups, [*(rule for _, rule in nodes if rule), *devices.rules(host)]),
             rootfs_propagation=rootfs_propagation(
                 [*(each.propagation for each in record.mounts), *_shared_tmpfs(host, place.runtime)]
@@ -170,13 +171,26 @@ def has_init(host: HostConfig, config: Config) -> bool:
     return wanted and host.pid_mode in ("", "private")
 
 
+def _filters(wanted: security.Security, host: HostConfig, defaults: Defaults) -> seccomp.Filters | None:
+    """Those of its seccomp profile, where that is not the client's own; None for none."""
+    if wanted.confined is None:
+        return None if host.privileged else defaults.filters
+    return seccomp.builtin() if wanted.confined else None
+
+
+def _no_new_privileges(wanted: security.Security, defaults: Defaults) -> bool:
+    return defaults.no_new_privileges if wanted.no_new_privileges is None else wanted.no_new_privileges
+
+
 def _console_size(record: ContainerRecord) -> oci.Box | None:
     """The terminal's initial size: that of the last resize, otherwise that of the create."""
     rows, columns = record.size if any(record.size) else record.host.console_size
     return oci.Box(height=rows, width=columns) if record.config.tty and rows and columns else None
 
 
-def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity) -> oci.Process:
+def exec_process(
+    record: ContainerRecord, config: ExecCreate, identity: Identity, defaults: Defaults = DOCKERS
+) -> oci.Process:
     """A further process of the container: its own command and user, the container's environment,
     limits and confinement.
 
@@ -195,7 +209,7 @@ def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity
         tty=config.tty,
         home=identity.home,
     )
-    check_exec_size(arguments, variables, _stack(host))
+    check_exec(arguments, variables, _stack(host))
     return oci.Process(
         terminal=config.tty,
         user=oci.User(uid=identity.uid, gid=identity.gid, additional_gids=identity.groups),
@@ -204,7 +218,7 @@ def exec_process(record: ContainerRecord, config: ExecCreate, identity: Identity
         cwd=directory(config.working_dir or record.config.working_dir),
         capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
         rlimits=[rlimit(each, raisable="CAP_SYS_RESOURCE" in capabilities.bounding()) for each in host.ulimits or ()],
-        no_new_privileges=wanted.no_new_privileges,
+        no_new_privileges=_no_new_privileges(wanted, defaults),
         apparmor_profile="" if host.privileged else wanted.apparmor_profile,
         oom_score_adj=host.oom_score_adj or None,
     )
@@ -299,7 +313,7 @@ def standard(access: str, of_cgroups: str, shm: oci.Mount | None) -> list[oci.Mo
 
 def own_shm(size: int = 0) -> oci.Mount:
     """A /dev/shm that is shared with nothing. `size` 0: Docker's default."""
-    options = (*_SYSTEM, "mode=1777", f"size={size or DEFAULT_SHM_SIZE}")
+    options = (*_SYSTEM, "mode=1777", f"size={size or DOCKERS.shm_size}")
     return oci.Mount(destination=SHM, type="tmpfs", source="shm", options=options)
 
 

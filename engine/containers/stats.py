@@ -28,17 +28,17 @@ import math
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import msgspec
 
 from engine._fast.cgroup import NO_LIMIT, Counters, Processors, Sample, samples
 from engine.containers.container import Container
-from engine.errors import ServerError
+from engine.errors import ServerError, words
 from engine.runtime.cgroups import Cgroups
 from engine.system import limits
 from engine.system.tasks import spawn
+from engine.system.threads import Threads
 from engine.times import ZERO, rfc3339
 from engine.wire.stats import (
     BlkioEntry,
@@ -301,7 +301,7 @@ class Statistics:
         self._watched: dict[str, _Watched] = {}
         self._recent: dict[str, tuple[int, _Moment]] = {}
         self._processors: Processors | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = Threads(1)
         self._task: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         # seconds for one container, as measured last; the first guess is a high one
@@ -365,9 +365,8 @@ class Statistics:
 
         Raises ServerError.
         """
-        loop = asyncio.get_running_loop()
         try:
-            counters, sample, reading = await loop.run_in_executor(self._own_thread(), self._first_reading, stream)
+            counters, sample, reading = await self._thread.run(self._first_reading, stream)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -427,13 +426,12 @@ class Statistics:
         return watched
 
     async def _open(self, watched: _Watched, stream: Stream) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            counters, sample, reading = await loop.run_in_executor(self._own_thread(), self._first_reading, stream)
+            counters, sample, reading = await self._thread.run(self._first_reading, stream)
         except FileNotFoundError:
             watched.end()
             return
-        except (OSError, RuntimeError) as error:  # RuntimeError: no thread
+        except (OSError, ServerError) as error:  # ServerError: no thread
             watched.failure = _unreadable(stream, error)
             watched.failure.__cause__ = error
             watched.end()
@@ -449,20 +447,16 @@ class Statistics:
             watched.end()
             return
         recent = self._of_late(stream.container_id, stream.pid, 2 * self._interval)
+        now = asyncio.get_running_loop().time()
         if recent is not None:
             watched.deliver(_Moment(sample, reading, recent.reading, self._machine))
-            watched.due = loop.time() + self._interval
+            watched.due = now + self._interval
         else:
             watched.before = reading
-            watched.due = loop.time() + self._prime
+            watched.due = now + self._prime
         self._changed.set()
         if self._task is None:
             self._task = spawn(self._run(), "statistics")
-
-    def _own_thread(self) -> ThreadPoolExecutor:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "statistics")
-        return self._thread
 
     def _leave(self, watched: _Watched, stream: Stream) -> None:
         """Close the counters with the last watcher.
@@ -492,9 +486,6 @@ class Statistics:
 
     def _rest(self) -> None:
         """True when no container is watched."""
-        if self._thread is not None:
-            self._thread.shutdown(wait=False)
-            self._thread = None
         # not closed: the thread may be using it, and holds the reference then
         self._processors = None
 
@@ -520,16 +511,15 @@ class Statistics:
                     watched.due = following
                 try:
                     await self._take(wanted)
-                # /proc/stat itself failed, or there is no thread: the next interval tries again
-                except (OSError, RuntimeError) as error:
-                    _log.error("statistics: %s", error)
+                # /proc/stat itself failed, or memory or a thread: the next interval tries again
+                except (OSError, ServerError, MemoryError) as error:
+                    _log.error("statistics: %s", words(error))
         finally:
             self._task = None
             self._rest()
 
     async def _take(self, wanted: list[_Watched]) -> None:
         """Sample these, and deliver slice by slice."""
-        loop = asyncio.get_running_loop()
         system: tuple[int, tuple[int, ...]] | None = None
         for begin in range(0, len(wanted), _SLICE):
             part = [watched for watched in wanted[begin : begin + _SLICE] if not watched.over]
@@ -539,7 +529,7 @@ class Statistics:
             if self._cost * len(part) <= _LOOP_BUDGET:
                 taken, now, spent = self._readings(counters, system)
             else:
-                taken, now, spent = await loop.run_in_executor(self._own_thread(), self._readings, counters, system)
+                taken, now, spent = await self._thread.run(self._readings, counters, system)
             system = now
             self._cost += (spent / len(part) - self._cost) / 4
             for watched, sample in zip(part, taken, strict=True):
@@ -601,7 +591,7 @@ def _once(reopen: Callable[[], Counters]) -> Sample | None:
 
 
 def _unreadable(stream: Stream, error: Exception) -> ServerError:
-    return ServerError(f"cannot read the statistics of container {stream.container_id}: {error}")
+    return ServerError(f"cannot read the statistics of container {stream.container_id}: {words(error)}")
 
 
 def directories(cgroups: Cgroups, cgroup: str) -> dict[str, bytes | None]:

@@ -99,6 +99,11 @@ class ContainerRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True,
     args: tuple[str, ...]
     config: Config
     host: HostConfig
+    runtime: str = ""
+    """The name of the runtime that makes its processes. `host.runtime` is the one that clients see.
+    """
+    cgroup_parent: str = ""
+    """The operator's default, as of its last start, which holds where its HostConfig has none."""
     networks: dict[str, EndpointSettings] = msgspec.field(default_factory=dict)
     """By network name: the requested settings and, while the container runs, its addresses."""
     macs: dict[str, str] = {}
@@ -122,6 +127,11 @@ class ContainerRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True,
     stopped_by_user: bool = False
     size: tuple[int, int] = (0, 0)
     """Rows and columns of the terminal for the next start."""
+
+    @property
+    def parent_cgroup(self) -> str:
+        """The parent of its cgroup; empty for the engine's own."""
+        return self.host.cgroup_parent or self.cgroup_parent
 
     def requested_macs(self, main: str) -> dict[str, str]:
         """Requested MAC addresses by network name; `main` is the network of NetworkMode.

@@ -6,10 +6,14 @@ import asyncio
 
 from engine.containers.container import Container
 from engine.errors import ServerError
-from engine.system import host_paths
+from engine.system.host_paths import HostPaths
 from engine.system.ps.listing import process_list
 from engine.system.ps.options import DEFAULT, parse
 from engine.wire.stats import ProcessList
+
+_processes = HostPaths()
+"""The command line of a process cannot be read while it waits for a file system with its memory
+locked."""
 
 
 async def top(container: Container, ps_args: str) -> ProcessList:
@@ -17,6 +21,6 @@ async def top(container: Container, ps_args: str) -> ProcessList:
     if not container.running:
         raise ServerError(f"Container {container.id} is not running")
     pids = await asyncio.to_thread(container.parts.cgroups.processes, container.cgroup)
-    found = await host_paths.run(process_list, pids, parse(ps_args or DEFAULT))
+    found = await _processes.run(process_list, pids, parse(ps_args or DEFAULT))
     container.publish("top")
     return found

@@ -15,7 +15,7 @@ from typing import Any
 
 import httptools
 
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, words
 from engine.http.framing import BodyReader, ChunkedReader, LengthReader
 from engine.http.messages import Headers, Query, percent_decode
 
@@ -154,7 +154,7 @@ class HeadReader:
         except httptools.HttpParserUpgrade:
             reusable = False
         except httptools.HttpParserError as error:
-            raise InvalidParameter(f"malformed request: {error}") from None
+            raise InvalidParameter(f"malformed request: {words(error)}") from None
         if not whole:
             self._tail = (self._tail + piece)[-2:]
             return end, None

@@ -19,6 +19,7 @@ import resource
 import socket
 from collections.abc import Callable
 
+from engine.errors import reason
 from engine.system.tasks import spawn
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Listener:
             except OSError as error:
                 if error.errno not in _USED_UP:
                     _log.exception("%s: accepting a connection failed", self._name)
-                self._pause(error.strerror or str(error))
+                self._pause(reason(error))
                 return
             spawn(self._connect(connection), f"{self._name}: a new connection")
             if _few_left(connection.fileno()):

@@ -52,7 +52,7 @@ from engine.http.tls import TlsTransport
 from engine.http.upload import Upload
 
 if TYPE_CHECKING:
-    from engine.http.server import Server
+    from engine.http.server import Application, Server
 
 _log = logging.getLogger(__name__)
 
@@ -154,6 +154,10 @@ class Connection(asyncio.Protocol):
         if phase not in FOLLOWS[self._phase]:
             raise RuntimeError(f"a connection in {self._phase} cannot enter {phase}")
         self._phase = phase
+
+    def serve(self, application: Application) -> None:
+        """Requests that begin from now on are this application's."""
+        self._application = application
 
     # --- asyncio.Protocol -------------------------------------------------------------------------
 

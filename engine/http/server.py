@@ -16,10 +16,10 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from engine.errors import ServerError
+from engine.errors import ServerError, reason
 from engine.http import origins, tls
 from engine.http.answer import AnswerWriter
 from engine.http.budget import PACE, Budget, Pace
@@ -92,6 +92,7 @@ class Server:
         self.half_open: set[Connection] = set()
         """Connections whose client has sent EOF and may have disconnected."""
         self.closing = False
+        self._context: ssl.SSLContext | None = None
         self._listeners: list[Listener] = []
         self._paths: list[tuple[str, tuple[int, int]]] = []
         self._relays: set[asyncio.Task[None]] = set()
@@ -129,24 +130,63 @@ class Server:
             listener.close()
             raise
 
+    def listen_inherited(self, descriptor: int, context: ssl.SSLContext | None) -> str:
+        """Listen on a socket that another program has opened: a Unix socket, or TCP as for
+        `listen_tcp`. The server owns the descriptor then, but never removes the socket's path.
+        Returns its address.
+        """
+        try:
+            listener = socket.socket(fileno=descriptor)
+            if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                listener.detach()
+                raise ServerError(f"descriptor {descriptor} is not a listening socket")
+        except OSError as error:
+            raise ServerError(f"descriptor {descriptor} is not a listening socket: {reason(error)}") from error
+        listener.setblocking(False)
+        name = listener.getsockname()
+        if listener.family == socket.AF_UNIX:
+            self._listeners.append(Listener(listener, lambda: Connection(self)))
+            return str(name)
+        self._listeners.append(Listener(listener, self._on_tcp(name[0], name[1], context)))
+        return f"tcp://{name[0]}:{name[1]}"
+
+    def _on_tcp(self, host: str, port: int, context: ssl.SSLContext | None) -> Callable[[], asyncio.Protocol]:
+        """What makes the protocols of connections. Raises ServerError if clients would not be
+        checked.
+        """
+        if context is None:
+            if not _is_loopback(host):
+                raise ServerError(f"cannot listen on {host}:{port}: without TLS only loopback addresses are allowed")
+            return lambda: Connection(self, origins.check_plain)
+        self.renew_tls(context)
+        return self._tls_connection
+
+    def renew_tls(self, context: ssl.SSLContext) -> None:
+        """Take another certificate, or another CA, for connections that begin from now on. Raises
+        ServerError for a context that does not demand a client's certificate by TLS 1.2 or later.
+        """
+        if context.verify_mode != ssl.CERT_REQUIRED:
+            raise ServerError("TLS must require client certificates")
+        if context.minimum_version < ssl.TLSVersion.TLSv1_2:
+            raise ServerError("TLS before 1.2 is not allowed")
+        self._context = context
+
+    def _tls_connection(self) -> asyncio.Protocol:
+        assert self._context is not None
+        return tls.TlsTransport(self._context, lambda: Connection(self, origins.check), self.limits.head_seconds)
+
+    def serve(self, application: Application) -> None:
+        """Requests that begin from now on are this application's, on connections of now, too."""
+        self.application = application
+        for connection in self.connections:
+            connection.serve(application)
+
     async def listen_tcp(self, host: str, port: int, context: ssl.SSLContext | None) -> int:
         """Listen with mutual TLS; without a context in plain text, on loopback addresses only.
         Requests of pages of other web sites are refused (`origins.py`). Returns the port (`port` 0:
         any).
         """
-        if context is None:
-            if not _is_loopback(host):
-                raise ServerError(f"cannot listen on {host}:{port}: without TLS only loopback addresses are allowed")
-        elif context.verify_mode != ssl.CERT_REQUIRED:
-            raise ServerError(f"cannot listen on {host}:{port}: TLS must require client certificates")
-        elif context.minimum_version < ssl.TLSVersion.TLSv1_2:
-            raise ServerError(f"cannot listen on {host}:{port}: TLS before 1.2 is not allowed")
-
-        def protocol() -> asyncio.Protocol:
-            if context is None:
-                return Connection(self, origins.check_plain)
-            return tls.TlsTransport(context, lambda: Connection(self, origins.check), self.limits.head_seconds)
-
+        protocol = self._on_tcp(host, port, context)
         listening: list[socket.socket] = []
         try:
             found = await asyncio.get_running_loop().getaddrinfo(

@@ -20,7 +20,7 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from engine.errors import ServerError
+from engine.errors import ServerError, reason
 from engine.http import peers
 
 PLAIN = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
@@ -41,8 +41,7 @@ def mutual_context(authority: str, certificate: str, key: str) -> ssl.SSLContext
         context.options |= ssl.OP_NO_RENEGOTIATION
         context.load_cert_chain(certificate, key)
     except OSError as error:  # ssl.SSLError is one
-        reason = getattr(error, "reason", "") or error.strerror or str(error)
-        raise ServerError(f"TLS with {authority}, {certificate}, {key}: {reason}") from error
+        raise ServerError(f"TLS with {authority}, {certificate}, {key}: {reason(error)}") from error
     return context
 
 

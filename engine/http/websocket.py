@@ -27,7 +27,7 @@ from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Even
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError, RemoteProtocolError
 
-from engine.errors import EngineError, InvalidParameter
+from engine.errors import EngineError, InvalidParameter, words
 from engine.http import origins
 from engine.http.messages import Request
 
@@ -59,7 +59,7 @@ class Upgrade:
         try:
             self.protocol.initiate_upgrade_connection([*request.headers], request.path)
         except RemoteProtocolError as error:
-            raise InvalidParameter(f"not a websocket handshake: {error}") from None
+            raise InvalidParameter(f"not a websocket handshake: {words(error)}") from None
 
     def accept(self, head: bytes) -> bytes:
         """The 101 answer. Other header fields are copied from `head`, the head of an answer."""

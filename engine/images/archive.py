@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from engine import times
 from engine._fast.tar import ArchiveError, Reader
 from engine.errors import InvalidParameter, ServerError, decoding_reason, reason
 from engine.images import layers, platforms, reference
@@ -36,6 +37,7 @@ from engine.images.layers import Extracted
 from engine.images.reference import Reference
 from engine.images.spans import Span, compression
 from engine.system import files
+from engine.system.feed import one_body
 from engine.system.threads import uninterrupted
 from engine.wire.images import ArchiveItem, Descriptor, History, ImageConfig, LegacyLayer, Manifest, Platform
 
@@ -96,12 +98,13 @@ async def received(body: AsyncIterator[bytes], directory: Path, threads: layers.
     closes.
 
     One buffer is written while the next is received. Raises ServerError when it cannot be written,
-    for example on a full disk.
+    for example on a full disk, Unavailable if too many bodies are being received.
     """
     async with contextlib.AsyncExitStack() as stack:
         try:
             spool = await stack.enter_async_context(_temporary(directory))
-            span = Span(spool, 0, await _spool(body, spool))
+            with one_body():
+                span = Span(spool, 0, await _spool(body, spool))
             kind = compression(span)
             if kind:
                 plain = await stack.enter_async_context(_temporary(directory))
@@ -238,7 +241,7 @@ _SETS = ("ExposedPorts", "Volumes")
 def _without_nulls(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         if key in _SETS:
-            return {name: {} for name in value}
+            return {name: {} if item is None else item for name, item in value.items()}
         return {name: _without_nulls(item, name) for name, item in value.items() if item is not None}
     if isinstance(value, list):
         return [_without_nulls(item) for item in value if item is not None]
@@ -262,6 +265,10 @@ def image_config(raw: bytes, name: str) -> ImageConfig:
             raise InvalidParameter(f"invalid archive: {name}: invalid diff_id {diff_id!r}")
     if sum(not step.empty_layer for step in config.history or ()) > len(config.rootfs.diff_ids):
         raise InvalidParameter(f"invalid archive: {name}: too many non-empty layers in History section")
+    steps = ((f"history[{number}].created", step.created) for number, step in enumerate(config.history))
+    for field, time in (("created", config.created), *steps):
+        if time and not times.is_rfc3339(time):
+            raise InvalidParameter(f"invalid archive: {name}: {field}: {time[:100]!r} is not an RFC 3339 time")
     if config.os not in ("", "linux"):
         raise InvalidParameter(f'image operating system "{config.os}" cannot be used on this platform')
     return config

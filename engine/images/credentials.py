@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, decoding_reason
 
 LONGEST = 64 << 10
 """Bytes of an X-Registry-Auth header that are parsed."""
@@ -125,17 +125,15 @@ def credentials(document: object, what: str) -> Credentials:
     try:
         return msgspec.convert(fields, Credentials).opened()
     except msgspec.ValidationError as error:
-        raise InvalidParameter(
-            f"invalid {what}: {str(error).rpartition(' - ')[2].strip('`at $.')} is not a string"
-        ) from None
+        raise InvalidParameter(f"invalid {what}: {decoding_reason(error)}") from None
 
 
 def _base64(text: str) -> bytes:
     plain = text.replace("-", "+").replace("_", "/").rstrip("=")
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
-    except binascii.Error as error:
-        raise ValueError(str(error)) from None
+    except binascii.Error:
+        raise ValueError("not base64") from None
 
 
 class Challenge(NamedTuple):

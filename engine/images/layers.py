@@ -26,7 +26,7 @@ from engine.images.spans import Incoming, Span, SpanReader, compression, new_pro
 from engine.storage.compression import Inflated
 from engine.storage.snapshots import Ingest, Layer, Snapshots
 from engine.system import files
-from engine.system.threads import LongWork, abandonable, become_batch, in_own_thread, uninterrupted
+from engine.system.threads import Helper, Threads, abandonable, become_batch, in_own_thread, uninterrupted
 
 T = TypeVar("T")
 
@@ -51,13 +51,14 @@ def chain_ids(diff_ids: Sequence[str]) -> tuple[str, ...]:
 
 
 class Extraction(NamedTuple):
-    """The result of an extraction: diff_id, bytes of regular files, and the implied directories
-    that `Snapshots.commit_layer` needs.
+    """The result of an extraction: diff_id, bytes of regular files, the implied directories that
+    `Snapshots.commit_layer` needs, and the first name that occurs twice.
     """
 
     diff_id: str
     size: int
     implied: list[bytes]
+    repeated: str = ""
 
 
 class Extracted:
@@ -111,8 +112,7 @@ class Hashing:
                 self._changed.notify()
         if not self._begun and self._size >= _HASH_CHUNK:
             self._begun = True
-            with contextlib.suppress(RuntimeError):  # the host allows no more threads
-                threading.Thread(target=self._run, name="digest", daemon=True).start()
+            Helper(self._run)
         if before > _HASH_WAITING:
             self._work()
 
@@ -235,8 +235,8 @@ class Layers:
         self._snapshots = snapshots
         self._making: dict[str, _Making] = {}
         threads = min(8, os.cpu_count() or 1)
-        self._hashing = LongWork(threads, "digest")
-        self._extracting = LongWork(threads, "layer")
+        self._hashing = Threads(threads, batch=True)
+        self._extracting = Threads(threads, batch=True)
         self._followers = 0
         # Most extracting threads wait for a registry. At most one per processor runs, so that the
         # event loop gets a processor soon.
@@ -247,11 +247,6 @@ class Layers:
         a checkpoint: see `abandonable`.
         """
         return await abandonable(self._hashing.run, function, *arguments)
-
-    def release(self) -> None:
-        """End idle threads, to release their memory."""
-        self._hashing.release()
-        self._extracting.release()
 
     async def ingest(self) -> Ingest:
         return await self._snapshots.ingest()
@@ -272,13 +267,16 @@ class Layers:
         except OSError as error:
             raise ServerError(f"reading a layer: {reason(error)}") from error
 
-    async def seal(self, ingest: Ingest, parent: str, *, drop: Sequence[str] = ()) -> Extraction:
+    async def seal(
+        self, ingest: Ingest, parent: str, *, drop: Sequence[str] = (), implied: Sequence[bytes] = ()
+    ) -> Extraction:
         """Make the content of a layer of an overlay's changes where they lie (`Snapshots.take`):
         remove what does not belong to it, and write its tar-split data beside it.
 
         `parent`: the chain_id below, "" for none. `drop`: absolute paths, such as those of declared
-        volumes, whose changes are removed; links in them are not followed. The diff_id is that of
-        an empty archive when there are no changes. The ingest stays the caller's to commit or
+        volumes, whose changes are removed; links in them are not followed. `implied`: directories
+        of an extraction that get the attributes of the layers below. The diff_id is that of an
+        empty archive when there are no changes. The ingest stays the caller's to commit or
         abandon; a failure or cancellation abandons it. Raises ServerError, and InvalidParameter for
         a file whose name means a deletion in a layer.
         """
@@ -290,14 +288,16 @@ class Layers:
                     raise ServerError(f"layer {parent} is missing")
                 below.append(self._snapshots.layer_path(parent))
                 parent = layer.parent
-            return await self._seal(ingest, below, drop)
+            return await self._seal(ingest, below, drop, implied)
         except BaseException:
             await uninterrupted(self._snapshots.abandon(ingest))
             raise
 
-    async def _seal(self, ingest: Ingest, below: Sequence[Path], drop: Sequence[str]) -> Extraction:
+    async def _seal(
+        self, ingest: Ingest, below: Sequence[Path], drop: Sequence[str], implied: Sequence[bytes]
+    ) -> Extraction:
         stop = threading.Event()
-        work = self._extracting.run(sealing.seal, ingest, below, drop, stop)
+        work = self._extracting.run(sealing.seal, ingest, below, drop, stop, implied)
         try:
             sealed = await asyncio.shield(work)
         finally:
@@ -405,6 +405,9 @@ class Layers:
                 extracted = span.extraction()
             else:
                 extracted = await self._extract(ingest, span, report, work, allowance)
+            if extracted.repeated:
+                # dockerd takes no such layer either, whose image could not be pushed to it then.
+                raise InvalidParameter(f"layer: duplicates of file paths not supported: {extracted.repeated}")
             if extracted.diff_id != diff_id:
                 raise InvalidParameter(
                     f"layer has diff_id {extracted.diff_id}, but its image's configuration has {diff_id}"
@@ -434,7 +437,7 @@ class Layers:
         """Extract a layer while it is received: in a thread of its own, which waits for the
         registry.
         """
-        extraction = in_own_thread(lambda: self._extract_source(ingest, span, work, allowance), "layer")
+        extraction = in_own_thread(lambda: self._extract_source(ingest, span, work, allowance))
         await _reported(work, report, extraction)
         extraction.exception()  # a failed download explains it better
         await span.whole()
@@ -453,7 +456,12 @@ class Layers:
             await _reported(work, report, extraction)
             return extraction.result()
         # The file does not change, so a second thread can hash it during the extraction.
-        digest = self._hashing.run(digest_of, span, work)
+        try:
+            digest = self._hashing.run(digest_of, span, work)
+        except EngineError:  # no thread for it
+            await uninterrupted(asyncio.wait([extraction]))
+            extraction.exception()  # retrieved for asyncio
+            raise
         await _reported(work, report, extraction, digest)
         return extraction.result()._replace(diff_id=digest.result())
 
@@ -503,8 +511,8 @@ def extract(ingest: Ingest, source: int | Stream, **how: Any) -> Extraction:
             stack.callback(os.close, directory)
             tar_split = tarsplit.Writer(ingest.path.parent / tarsplit.FILE, directory)
             stack.callback(tar_split.close)
-            size, _, implied, _ = _layer.apply(source, directory, tar_split=tar_split, **how)
-            return Extraction("", size, implied)
+            size, _, implied, _, repeated = _layer.apply(source, directory, tar_split=tar_split, **how)
+            return Extraction("", size, implied, os.fsdecode(repeated))
     except _tar.ArchiveError as error:
         raise InvalidParameter(f"layer: {error}") from error
     except OSError as error:

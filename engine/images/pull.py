@@ -29,6 +29,7 @@ from engine.images.progress import Reports, retrying_text
 from engine.images.reference import Reference
 from engine.images.spans import Incoming, Span
 from engine.images.store import ImageStore
+from engine.images.turns import Turns
 from engine.system import files
 from engine.system.threads import cancelled, uninterrupted
 from engine.wire.images import (
@@ -44,8 +45,6 @@ from engine.wire.images import (
 if TYPE_CHECKING:
     from engine.images.registry import Fetched, Repository
 
-PARALLEL = 6
-"""Downloads from one registry at a time, over all pulls."""
 MAX_BLOB = 1 << 43
 """Largest accepted size of a layer: 8 TiB."""
 
@@ -90,10 +89,11 @@ class Resolved(NamedTuple):
 class Downloads:
     """Blobs that are being downloaded, each once for all pulls."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, most: int) -> None:
+        """`most`: downloads that run at the same time."""
         self._directory = directory
         self._running: dict[tuple[str, int], _Download] = {}
-        self._slots: dict[str, asyncio.Semaphore] = {}
+        self.turns = Turns(most)
 
     @contextlib.asynccontextmanager
     async def use(self, repository: Repository, blob: Descriptor) -> AsyncIterator[_Download]:
@@ -102,8 +102,7 @@ class Downloads:
         download = self._running.get(key)
         if download is None:
             download = self._running[key] = _Download(blob)
-            slots = self._slots.setdefault(repository.domain, asyncio.Semaphore(PARALLEL))
-            download.task = asyncio.create_task(self._run(download, repository, slots))
+            download.task = asyncio.create_task(self._run(download, repository))
         download.users += 1
         try:
             yield download
@@ -123,9 +122,9 @@ class Downloads:
         if self._running.get(key) is download:
             del self._running[key]
 
-    async def _run(self, download: _Download, repository: Repository, slots: asyncio.Semaphore) -> None:
+    async def _run(self, download: _Download, repository: Repository) -> None:
         try:
-            async with slots:
+            async with self.turns:
                 blob = download.blob
                 await uninterrupted(asyncio.to_thread(download.open, self._directory))
                 download.begun.set()

@@ -25,14 +25,13 @@ from engine.images.progress import Reports, retrying_text
 from engine.images.record import ImageRecord
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
-from engine.system.threads import LongWork, uninterrupted
+from engine.images.turns import Turns
+from engine.system.threads import Threads, uninterrupted
 from engine.wire.images import Descriptor, Progress, ProgressDetail, PushResult
 
 if TYPE_CHECKING:
     from engine.images.registry import Repository
 
-PARALLEL = 5
-"""Uploads of one push at a time."""
 LEVEL = 2
 """Level of igzip: two percent larger than its best level, in half the time."""
 
@@ -83,12 +82,13 @@ def _unknown(name: Reference) -> NotFound:
 class Pushing:
     """One push."""
 
-    def __init__(self, store: ImageStore, repository: Repository, packing: LongWork) -> None:
+    def __init__(self, store: ImageStore, repository: Repository, packing: Threads, turns: Turns) -> None:
+        """`turns`: of the uploads of all pushes."""
         self._store = store
         self._repository = repository
         self._packing = packing
         self._reports = Reports()
-        self._slots = asyncio.Semaphore(PARALLEL)
+        self._turns = turns
         self._there: dict[tuple[str, bool], Descriptor] = {}
         """Layers that this push has found in the registry, by diff_id and kind of manifest."""
 
@@ -156,9 +156,9 @@ class Pushing:
         if (source.diff_id, oci) in self._there:
             self._say(source, "Layer already exists")
             return
-        if self._slots.locked():
+        if self._turns.full:
             self._say(source, "Waiting")
-        async with self._slots:
+        async with self._turns:
             self._there[source.diff_id, oci] = await self._have(source, oci=oci)
 
     async def _have(self, source: Source, *, oci: bool) -> Descriptor:
@@ -281,7 +281,7 @@ class _Document:
 class _Packed:
     """A layer's archive to upload. `digest` and `size` are valid once all of it has been sent."""
 
-    def __init__(self, store: ImageStore, source: Source, threads: LongWork, report: Callable[[int], None]) -> None:
+    def __init__(self, store: ImageStore, source: Source, threads: Threads, report: Callable[[int], None]) -> None:
         self._diff = store.snapshots.layer_path(source.chain_id)
         self._source = source
         self._threads = threads
@@ -333,8 +333,8 @@ class _Packed:
         return data
 
 
-def packing_threads() -> LongWork:
-    return LongWork(2 + min(8, os.cpu_count() or 1), "pack")
+def packing_threads() -> Threads:
+    return Threads(2 + min(8, os.cpu_count() or 1), batch=True)
 
 
 __all__ = ["Pushing", "Source", "chosen", "manifest", "packing_threads"]

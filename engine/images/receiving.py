@@ -8,8 +8,8 @@ it is kept in the file and not extracted.
 
 Owns: extracted layers until an image takes them over, and the file. Not here: the archive's
 documents (archive.py), extraction (layers.py).
-Raises: InvalidParameter for a bad archive, after the whole body was read: a client that is still
-        sending would not read the reply.
+Raises: InvalidParameter for a bad archive, after the rest of the body was read: a client that is
+        still sending would not read the reply.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ async def received(
     except OSError as error:
         raise ServerError(f"receiving an archive into {directory}: {reason(error)}") from error
     try:
-        feeding = asyncio.ensure_future(feed.feed(body))
-        walking = in_own_thread(receiving.run, "archive")
+        both: list[asyncio.Future[Any]] = [asyncio.ensure_future(feed.feed(body))]
         try:
+            walking = in_own_thread(receiving.run)
+            both.append(walking)
             size = await asyncio.shield(walking)
         except OSError as error:
             raise ServerError(f"receiving an archive into {directory}: {reason(error)}") from error
         finally:
-            feeding.cancel()
-            if not walking.done():  # the client left: the thread gets no more data
+            both[0].cancel()
+            if not both[-1].done():  # the client left: the thread gets no more data
                 feed.cut()
-            both: list[asyncio.Future[Any]] = [feeding, walking]
             await uninterrupted(asyncio.wait(both))
             for each in both:
                 if not each.cancelled():
@@ -172,8 +172,7 @@ class _Receiving:
                 os.ftruncate(self.spool, size)
                 return size
             except (ArchiveError, InvalidParameter) as error:
-                while self._feed.read():
-                    pass
+                self._feed.skip()
                 if isinstance(error, ArchiveError):
                     raise InvalidParameter(f"invalid archive: {error}") from error
                 raise

@@ -84,9 +84,19 @@ class ImageRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
         return repositories == {first}
 
 
+_INT64 = 1 << 63
+
+
 def nanoseconds(text: str) -> int:
     """An RFC 3339 time of a configuration, since the epoch; 0 when it is none."""
     try:
         return times.parse_rfc3339(text) if text else 0
     except (ValueError, OverflowError):
-        return 0  # a document from outside: no reason to reject the image
+        return 0  # in a record of an earlier engine version
+
+
+def created(config: ImageConfig) -> int:
+    """`ImageRecord.created`. A time before 1677 or after 2262 is the first or last one that a
+    record can have.
+    """
+    return max(-_INT64, min(nanoseconds(config.created), _INT64 - 1))

@@ -13,14 +13,16 @@ import asyncio
 import contextlib
 import importlib.util
 import re
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from engine import metrics
 from engine.config import Config
-from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unauthorized
+from engine.errors import Forbidden, InvalidParameter, NotFound, ServerError, Unauthorized
 from engine.events import EventLog
 from engine.images import importing, platforms, pull, push, reference
 from engine.images.archive import is_digest
@@ -30,6 +32,7 @@ from engine.images.push import Pushing
 from engine.images.record import ImageRecord
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
+from engine.images.turns import Turns
 from engine.system.tasks import spawn
 from engine.wire.images import DistributionInspect, Platform, Progress, SearchResult
 
@@ -46,9 +49,10 @@ _COMPILED = ("aiohttp", "frozenlist", "multidict", "propcache", "yarl")
 """Packages with shared objects. Importing them page-faults the files in while holding the GIL, so
 `_load_client` warms the page cache first.
 """
-_REFUSALS: dict[int, type[EngineError]] = {401: Unauthorized, 403: Forbidden, 404: NotFound}
 _URL = re.compile(r"https?://[^/?#\s]+\S*\Z")
 """URL of an archive to import, which must have a host."""
+_USER = re.compile(r"(?<=://)[^/?#]*@")
+"""User and password of a URL. The image says where it was imported from, but not them."""
 
 
 class Search(NamedTuple):
@@ -84,6 +88,7 @@ class Pulling:
         Raises EngineError of the first that fails; earlier ones stay.
         """
         changed = False
+        began = time.monotonic()
 
         def pulled(name: Reference, new: bool) -> None:
             nonlocal changed
@@ -104,6 +109,7 @@ class Pulling:
                         yield progress
                 if warning := self._mismatch(resolved):
                     yield Progress(status=f"WARNING: {warning}")
+        metrics.IMAGE_ACTIONS.since("pull", began)
         name = self._name._replace(tag="") if self._name.digest else self._name
         what = "Downloaded newer image for" if changed else "Image is up to date for"
         yield Progress(status=f"Status: {what} {name.familiar}")
@@ -129,10 +135,12 @@ class Sending:
 
     async def run(self) -> AsyncGenerator[Progress, None]:
         """Raises EngineError."""
+        began = time.monotonic()
         with self._remote.store.idle.work():
             async with contextlib.aclosing(self._pushing.run(self._images)) as steps:
                 async for progress in steps:
                     yield progress
+        metrics.IMAGE_ACTIONS.since("push", began)
         for name, record in self._images:
             self._remote.pushed(name, record)
 
@@ -149,16 +157,28 @@ class Remote:
         self._packing = push.packing_threads()
         self._loading = asyncio.Lock()
         self.store = store
-        self.downloads = Downloads(store.temporary)
+        self.downloads = Downloads(store.temporary, config.max_downloads)
+        self._uploads = Turns(config.max_uploads)
         store.idle.when_idle(self._release)
+
+    def configure(self, config: Config) -> None:
+        """Take the values that a reload may change."""
+        self._config = config
+        self.downloads.turns.limit(config.max_downloads)
+        self._uploads.limit(config.max_uploads)
+        if self._registries is not None:
+            self._registries.configure(config)
+
+    @property
+    def mirrored(self) -> bool:
+        """A mirror may answer instead of Docker Hub."""
+        return bool(self._config.registry_mirrors)
 
     async def close(self) -> None:
         if self._registries is not None:
             await self._registries.rest()
-        self._packing.release()
 
     def _release(self) -> None:
-        self._packing.release()
         if self._registries is not None:
             spawn(self._registries.rest(), "closing idle connections to registries")
 
@@ -178,6 +198,7 @@ class Remote:
     async def repository(self, name: Reference, credentials: Credentials, actions: str = "pull") -> Repository:
         """The repository that a name belongs to, seen with one client's credentials."""
         client = await self.client()
+        await client.look_up(name.domain)
         repository: Repository = self._module.Repository(client, name.domain, name.path, credentials, actions)
         return repository
 
@@ -222,7 +243,7 @@ class Remote:
             with self.store.idle.work():
                 return await pull.described(repository, name)
         except ServerError as error:
-            kind = _REFUSALS.get(error.status) if isinstance(error, self._module.Failure) else None
+            kind = self._module.REFUSALS.get(error.status) if isinstance(error, self._module.Failure) else None
             if kind is None:
                 raise
             raise kind(error.message) from error
@@ -246,7 +267,7 @@ class Remote:
     async def pushing(self, name: Reference, credentials: Credentials) -> Pushing:
         """A push to the repository that a name belongs to."""
         repository = await self.repository(name, credentials, "pull,push")
-        return Pushing(self.store, repository, self._packing)
+        return Pushing(self.store, repository, self._packing, self._uploads)
 
     def pushed(self, name: Reference, record: ImageRecord) -> None:
         attributes = {**record.labels, "name": name.familiar_repository}
@@ -271,19 +292,21 @@ class Remote:
             raise InvalidParameter(f'platform: operating system "{platform.os}" is not supported')
         name = reference.with_tag(repository, tag) if repository else None
         importing.check(changes)
+        named = source
         if source != "-":
             source = source if "://" in source else f"http://{source}"
             _check_url(source)
+            named = _USER.sub("", source)
 
         async def run() -> AsyncGenerator[Progress, None]:
             with self.store.idle.work():
                 if source == "-":
-                    image_id = await self._import(body, source, name, changes, message, platform)
+                    image_id = await self._import(body, named, name, changes, message, platform)
                 else:
                     client = await self.client()
                     async with client.body(source) as chunks:
-                        yield Progress(status=f"Downloading from {source}")
-                        image_id = await self._import(chunks, source, name, changes, message, platform)
+                        yield Progress(status=f"Downloading from {named}")
+                        image_id = await self._import(chunks, named, name, changes, message, platform)
             yield Progress(status=image_id)
 
         return run()

@@ -45,7 +45,9 @@ class Sealed(NamedTuple):
     size: int
 
 
-def seal(ingest: Ingest, below: Sequence[Path], drop: Sequence[str], stop: threading.Event) -> Sealed:
+def seal(
+    ingest: Ingest, below: Sequence[Path], drop: Sequence[str], stop: threading.Event, implied: Sequence[bytes] = ()
+) -> Sealed:
     """See `Layers.seal`; `below` are the directories of the layers below, topmost first. Ends early
     with ServerError when `stop` is set.
     """
@@ -61,6 +63,7 @@ def seal(ingest: Ingest, below: Sequence[Path], drop: Sequence[str], stop: threa
                 # A stream has no entry for the root, so a copy of the layer has these attributes.
                 stack.callback(os.close, model)
                 lowers.copy_attributes(model, root)
+            lowers.inherit(root, under, implied)
             return _pack(ingest, root, stop)
     except OSError as error:
         if error.errno == errno.EINVAL and os.path.basename(str(error.filename)).startswith(_WHITEOUT):
@@ -72,6 +75,8 @@ def seal(ingest: Ingest, below: Sequence[Path], drop: Sequence[str], stop: threa
 
 def _pack(ingest: Ingest, root: int, stop: threading.Event) -> Sealed:
     digest = hashlib.sha256()
+    with contextlib.suppress(FileNotFoundError):  # of an extraction
+        os.unlink(ingest.path.parent / tarsplit.FILE)
     writer = tarsplit.Writer(ingest.path.parent / tarsplit.FILE, root)
     try:
         packer = pack.Packer(root, b"", top=False, fine=True, layer=True, tar_split=writer)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.errors import Conflict, EngineError, InvalidParameter
+from engine.errors import Conflict, EngineError, InvalidParameter, words
 from engine.events import EventLog
 from engine.images import archive, platforms, reference, views
 from engine.images.archive import ArchivedImage
@@ -37,7 +37,7 @@ from engine.images.index import Index
 from engine.images.layers import Layers, chain_ids
 from engine.images.load import Claims, Load
 from engine.images.receiving import received
-from engine.images.record import ImageRecord, ImageUser, nanoseconds
+from engine.images.record import ImageRecord, ImageUser, created
 from engine.images.reference import Reference
 from engine.images.usage import Sizes
 from engine.pruning import OnlyOne
@@ -96,7 +96,6 @@ class ImageStore:
         self._counts = counts
         self._layers = Layers(snapshots)
         self.idle = Idle()
-        self.idle.when_idle(self._layers.release)
         self.index = Index()
         """All images; its readers need no lock."""
         self.kept = Index()
@@ -149,7 +148,6 @@ class ImageStore:
     async def close(self) -> None:
         """Wait for background work."""
         self.idle.close()
-        self._layers.release()
         if self._settling is not None:
             await asyncio.wait([self._settling])
 
@@ -313,6 +311,16 @@ class ImageStore:
                 return []
             going = await self._drop(record, parents=True)
         return await self._dropped(going)
+
+    def needed(self) -> set[str]:
+        """Ids of the images with a name or a container, and of those that they were made from."""
+        found: set[str] = set()
+        for first in (*(record.id for record in self.index if not record.nameless), *self._counts()):
+            record = self.index.find(first)
+            while record is not None and record.id not in found:
+                found.add(record.id)
+                record = self.index.find(record.parent)
+        return found
 
     async def delete_cached(self, image_id: str) -> bool:
         """Delete an image that the build cache no longer needs: a kept one, or one without a name,
@@ -616,7 +624,7 @@ class ImageStore:
             config=config,
             chain_ids=chains,
             size=sum(layer.size for layer in layers),
-            created=nanoseconds(config.created),
+            created=created(config),
             pending=self._snapshots.boot,
         )
 
@@ -641,7 +649,7 @@ class ImageStore:
                         }
                     )
             except (EngineError, OSError) as error:
-                _log.warning("writing back images: %s", error)
+                _log.warning("writing back images: %s", words(error))
 
         self._settling = spawn(settle(), "writing back images")
 

@@ -23,7 +23,7 @@ import zstandard
 
 from engine._fast import tar as _tar
 from engine._fast import tarsplit as _tarsplit
-from engine.errors import ServerError, reason
+from engine.errors import ServerError, reason, words
 from engine.system import files
 
 FILE = "recipe"
@@ -92,8 +92,10 @@ def stream_size(diff: Path) -> int:
     try:
         with open(diff.parent / FILE, "rb", buffering=0) as file:
             return int(_SIZE.unpack(file.read(_SIZE.size))[0])
-    except (OSError, struct.error) as error:
-        raise ServerError(f"layer in {diff.parent}: {error}") from error
+    except OSError as error:
+        raise ServerError(f"layer in {diff.parent}: {reason(error)}") from error
+    except struct.error as error:
+        raise ServerError(f"layer in {diff.parent}: {FILE} is truncated") from error
 
 
 @contextlib.contextmanager
@@ -125,7 +127,7 @@ def read(source: _tarsplit.Stream, buffer: memoryview) -> int:
     try:
         return source.readinto(buffer)
     except (OSError, _tar.ArchiveError, zstandard.ZstdError) as error:
-        raise ServerError(f"regenerating a layer's tar stream: {error}") from error
+        raise ServerError(f"regenerating a layer's tar stream: {words(error)}") from error
 
 
 __all__ = ["FILE", "Writer", "read", "stream", "stream_size"]

@@ -111,7 +111,7 @@ def inspect(
         repo_digests=record.familiar_digests,
         parent=record.parent or UNSET,
         comment=config.comment or UNSET,
-        created=times.rfc3339(record.created) if record.created else UNSET,
+        created=times.rfc3339(nanoseconds(config.created)) if record.created else UNSET,
         container=config.container if maker else UNSET,
         container_config=(config.container_config or Config()) if maker else UNSET,
         docker_version=config.docker_version or UNSET,

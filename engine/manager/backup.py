@@ -30,7 +30,7 @@ import msgspec
 import zstandard
 
 from engine import __version__
-from engine.errors import EngineError, InvalidParameter, ServerError, reason_with_file
+from engine.errors import EngineError, InvalidParameter, ServerError, reason_with_file, words
 from engine.manager.clock import SECOND, Clock
 from engine.manager.kv import Compacted, Etcd, Guard, Item, PutKey
 from engine.manager.records import CLUSTER, TURNS, Cluster
@@ -111,7 +111,7 @@ def unpack(data: bytes) -> Backup:
             raise EOFError("it ends too early, or too late")
         return _read(body)
     except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, EOFError) as error:
-        raise InvalidParameter(f"the file is no whole backup of a swarm: {error}") from error
+        raise InvalidParameter(f"the file is no whole backup of a swarm: {words(error)}") from error
 
 
 def _read(body: memoryview) -> Backup:
@@ -201,7 +201,7 @@ class Backups:
             try:
                 await self.write()
             except (EngineError, OSError) as error:
-                _log.warning("the hourly backup of the swarm failed: %s", error)
+                _log.warning("the hourly backup of the swarm failed: %s", words(error))
             except Exception:  # the next one may succeed
                 _log.exception("the hourly backup of the swarm failed")
             await self._clock.sleep(PERIOD)

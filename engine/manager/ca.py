@@ -185,8 +185,10 @@ class Authority:
         """
         try:
             return self._identity(x509.load_der_x509_certificate(der))
-        except (*MALFORMED, InvalidParameter) as error:
-            raise Forbidden(f"the certificate is not one of this swarm: {error}") from error
+        except InvalidParameter as error:
+            raise Forbidden(f"the certificate is not one of this swarm: {error.message}") from error
+        except MALFORMED as error:
+            raise Forbidden("the certificate is not one of this swarm: it is malformed") from error
 
     async def known(self, der: bytes) -> Identity:
         """As `identify`, also when another manager has just begun a rotation.

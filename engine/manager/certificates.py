@@ -177,7 +177,7 @@ def certificates(pem: str) -> list[x509.Certificate]:
         for each in found:  # parts are decoded when they are asked for
             _ = each.subject, each.issuer, each.extensions, each.public_key(), each.not_valid_after_utc
     except MALFORMED as error:
-        raise InvalidParameter(f"certificate: no PEM of an X.509 certificate: {error}") from error
+        raise InvalidParameter("certificate: no PEM of an X.509 certificate") from error
     if not found:
         raise InvalidParameter("certificate: no PEM of an X.509 certificate")
     return found
@@ -195,7 +195,7 @@ def request_key(csr: str) -> CertificatePublicKeyTypes:
         public = found.public_key()
         proven = found.is_signature_valid
     except (*MALFORMED, InvalidSignature) as error:
-        raise InvalidParameter(f"certificate request: no PEM of a PKCS 10 request: {error}") from error
+        raise InvalidParameter("certificate request: no PEM of a PKCS 10 request") from error
     if not proven:
         raise InvalidParameter("certificate request: its signature is not that of its key")
     if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, _CURVES):

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from engine.errors import EngineError, InvalidParameter, ServerError
+from engine.errors import EngineError, InvalidParameter, ServerError, words
 from engine.manager.certificates import (
     MANAGER_NAME,
     Root,
@@ -132,7 +132,7 @@ def _post(url: str, document: dict[str, Any], trusted: str) -> dict[str, Any]:
         response = connection.getresponse()
         body = response.read(LONGEST + 1)
     except http.client.HTTPException as error:
-        raise ServerError(f"no answer of HTTP: {type(error).__name__}") from error
+        raise ServerError("the answer is not HTTP") from error
     finally:
         connection.close()
     if len(body) > LONGEST:
@@ -169,4 +169,4 @@ def _check(found: x509.Certificate, root: Root, csr: str, subject: Subject, want
 
 
 def _text(error: Exception) -> str:
-    return error.message if isinstance(error, EngineError) else str(error) or type(error).__name__
+    return words(error)

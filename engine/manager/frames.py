@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 
 from engine import errors
-from engine.errors import EngineError, ServerError, Unavailable
+from engine.errors import BUG, EngineError, ServerError, Unavailable, decoding_reason, words
 from engine.manager import messages
 from engine.manager.messages import Message, Refused
 from engine.system.tasks import spawn
@@ -214,7 +214,7 @@ class Connection:
         except TimeoutError:
             self._lost("the rest of a message did not come")
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            self._lost(str(error) or type(error).__name__)
+            self._lost(words(error))
         finally:
             reports.cancel()
             self._end()
@@ -236,7 +236,7 @@ class Connection:
         try:
             message = _decode(body)
         except msgspec.ValidationError as error:
-            self._not_understood(body, str(error))
+            self._not_understood(body, decoding_reason(error))
             return
         match message:
             case messages.Beat():
@@ -292,7 +292,7 @@ class Connection:
                 await self._serve(self, message)
             except (EngineError, ConnectionError) as error:
                 if not self.closed.is_set():
-                    self._warn(f"{type(message).__name__}: {error}")
+                    self._warn(f"{type(message).__name__}: {words(error)}")
             except Exception:
                 _log.exception("%s: %s failed", self.peer or "local", type(message).__name__)
 
@@ -314,9 +314,9 @@ class Connection:
             self.write(Refused(seq=seq, kind=type(error).__name__, message=error.message))
         except ConnectionError as error:
             if not self.closed.is_set():  # another one, which this request needed
-                self.write(Refused(seq=seq, kind=Unavailable.__name__, message=str(error) or "a connection was lost"))
-        except Exception as error:
-            self.write(Refused(seq=seq, kind=ServerError.__name__, message=f"{type(error).__name__}: {error}"))
+                self.write(Refused(seq=seq, kind=Unavailable.__name__, message=words(error)))
+        except Exception:
+            self.write(Refused(seq=seq, kind=ServerError.__name__, message=BUG))
             raise
 
     # --- writing ----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable, Unimplemented, WrongState
+from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable, Unimplemented, WrongState, words
 from engine.manager import messages, records, roots
 from engine.manager.ca import FOREIGN, Authority
 from engine.manager.certificates import request_key
@@ -309,7 +309,7 @@ async def _ask(root: Path, peers: Sequence[Peer], message: Message, limit: float
                     answer: Message = await connection.ask(message, timeout=ASK)
                     return answer
                 except (OSError, TimeoutError) as error:
-                    troubles.append(f"{peer.address}: {str(error) or 'no answer'}")
+                    troubles.append(f"{peer.address}: {words(error)}")
                 except Unavailable as error:
                     troubles.append(f"{peer.address}: {error.message}")
                     break  # it decides as well as any other

@@ -110,8 +110,10 @@ def main() -> int:
         document = answer(json.loads(sys.stdin.buffer.read()))
     except KeyError as error:
         document = {"error": f"{error.args[0]}: missing"}
-    except (ValueError, TypeError, AttributeError) as error:
+    except ValueError as error:
         document = {"error": str(error)}
+    except (TypeError, AttributeError):
+        document = {"error": "the question is malformed"}
     sys.stdout.write(json.dumps(document))
     return 1 if "error" in document else 0
 

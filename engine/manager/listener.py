@@ -26,7 +26,7 @@ import ssl
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 
-from engine.errors import EngineError, Forbidden, Unavailable
+from engine.errors import EngineError, Forbidden, Unavailable, words
 from engine.manager import frames, messages
 from engine.manager.ca import Authority
 from engine.manager.frames import Connection
@@ -154,7 +154,7 @@ class Listener:
             try:
                 accepted, peer = await loop.sock_accept(listening)
             except OSError as error:  # no descriptors, or a peer that was faster
-                self._tell("", f"a connection cannot be accepted: {error}")
+                self._tell("", f"a connection cannot be accepted: {words(error)}")
                 await asyncio.sleep(0.05)
                 continue
             visit = _Visit(peer[0])
@@ -339,4 +339,4 @@ def _reason(error: Exception) -> str:
         return f"it took longer than {HANDSHAKE:.0f} s"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the peer's certificate is refused: {error.verify_message}"
-    return str(error) or type(error).__name__
+    return words(error)

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from engine.errors import EngineError, InvalidParameter, Unavailable
+from engine.errors import EngineError, InvalidParameter, Unavailable, words
 from engine.manager import records
 from engine.manager import tasks as rules
 from engine.manager.clock import Clock
@@ -328,7 +328,7 @@ def _failure(store: Store, clock: Clock, key: str, node: str, error: Exception) 
     data = store.record(records.NODE_DATA, node)
     description = None if data is None else data.description
     name = description.hostname if description is not None and description.hostname else node
-    reason = error.message if isinstance(error, EngineError) else (str(error) or "the connection was lost")
+    reason = words(error)
     text = f"incomplete log stream: node {name}: {reason}\n"
     task = store.record(records.TASKS, key)
     service = "" if task is None else task.service

@@ -19,7 +19,7 @@ from pathlib import Path
 import uvloop
 
 from engine.manager.process import Manager
-from engine.system import memory, tasks
+from engine.system import log_format, memory, tasks, threads
 from engine.system.threads import raise_priority
 
 LOCK = "manager.pid"
@@ -42,11 +42,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--log-level", default="info")
     given = parser.parse_args(arguments)
     logging.raiseExceptions = False  # the daemon, whose stderr this is, may have ended
-    logging.basicConfig(
-        level=given.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_format.configure(given.log_level)
     logging.getLogger("grpc").setLevel(logging.WARNING)  # a line for each call otherwise
     raise_priority()
     memory.configure()
@@ -62,6 +58,7 @@ def main(arguments: list[str]) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, str(os.getpid()).encode(), 0)
     status: int = uvloop.run(_serve(given.root, given.run))
+    threads.finish()
     return status
 
 
@@ -86,10 +83,13 @@ async def _serve(root: Path, run: Path) -> int:
         manager.end(FAILED)
 
     tasks.when_fatal(failed)
-    await manager.listen()
-    collect_rarely()
-    try:
-        return await manager.until_ended()
-    finally:
-        tasks.when_fatal(None)
-        await manager.close()
+    with threads.installed():
+        await threads.start_all()
+        memory.keep_reserve()
+        await manager.listen()
+        collect_rarely()
+        try:
+            return await manager.until_ended()
+        finally:
+            tasks.when_fatal(None)
+            await manager.close()

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.errors import EngineError, ServerError, Unavailable
+from engine.errors import EngineError, ServerError, Unavailable, words
 from engine.manager import cfssl, keys, records, roots
 from engine.manager.ca import EXPIRY, Authority
 from engine.manager.certificates import Root, Subject, certificates, digest, nanoseconds, request_key, subject_of
@@ -95,7 +95,7 @@ class Upkeep:
             except Unavailable:
                 pause = AGAIN
             except (EngineError, OSError) as error:
-                _log.warning("the own certificate: %s", error)
+                _log.warning("the own certificate: %s", words(error))
                 pause = AGAIN
             except Exception:  # without it the certificate would expire
                 _log.exception("the own certificate is not kept")
@@ -167,7 +167,7 @@ def rescue(credentials: Credentials, clock: Clock, *, node: str, address: str) -
     try:
         kept = msgspec.msgpack.decode((credentials.directory / KEPT).read_bytes(), type=_Kept)
     except (OSError, msgspec.DecodeError) as error:
-        raise ServerError(f"{text}, and this manager has no copy of the CA's key: {error}") from error
+        raise ServerError(f"{text}, and this manager has no copy of the CA's key: {words(error)}") from error
     cluster, ca_key = kept.cluster, kept.ca_key
     root = Root(cluster.rotation, ca_key.next) if cluster.rotation else Root(cluster.root, ca_key.key)
     if not root.can_sign:

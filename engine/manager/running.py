@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.errors import EngineError, ServerError, Unavailable, WrongState, reason
+from engine.errors import EngineError, ServerError, Unavailable, WrongState, reason, words
 from engine.manager import founding, joining, messages, orchestration, roots
 from engine.manager.backup import Backups, save
 from engine.manager.ca import Authority
@@ -220,7 +220,7 @@ class Running:
         try:
             return await dial(presence.address, self._credentials.client())
         except (OSError, TimeoutError) as error:
-            raise Unavailable(f"manager {node} at {presence.address}: {error}") from error
+            raise Unavailable(f"manager {node} at {presence.address}: {words(error)}") from error
 
     def _changed(self, event: Event) -> None:
         """Keep the raft settings on disk, for the member's next start."""

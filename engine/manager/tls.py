@@ -21,7 +21,7 @@ import os
 import ssl
 from pathlib import Path
 
-from engine.errors import Unimplemented
+from engine.errors import Unimplemented, words
 from engine.manager.certificates import MANAGER_NAME, host_of
 from engine.manager.frames import ALPN, Connection, Serve
 from engine.manager.messages import Message
@@ -110,7 +110,7 @@ class Credentials:
         except OSError as error:
             if self._server is None:
                 raise
-            _log.warning("the certificate in %s is not used yet: %s", self.directory, error)
+            _log.warning("the certificate in %s is not used yet: %s", self.directory, words(error))
             return  # between the two renames of a replacement
         server.verify_mode = ssl.CERT_OPTIONAL
         server.num_tickets = 0

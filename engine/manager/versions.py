@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 
-from engine.errors import ServerError
+from engine.errors import ServerError, words
 
 PROGRAM = "etcd"
 PACKAGES = ("aetcd", "cryptography", "grpc")
@@ -41,7 +41,7 @@ def found() -> str:
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
+        return words(error)
     return done.stdout + done.stderr
 
 

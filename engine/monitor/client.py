@@ -43,7 +43,7 @@ import msgspec
 
 import engine
 from engine._fast.spawn import become_subreaper
-from engine.errors import NotFound, ServerError
+from engine.errors import NotFound, ServerError, reason_with_file, words
 from engine.logs.targets import Target
 from engine.monitor import messages, orphans, previous
 from engine.monitor.handles import (
@@ -144,6 +144,8 @@ class Monitor:
         """
         self.held: dict[str, int] = {}
         """Descriptors by name that outlive this daemon with the monitor (`hold`)."""
+        self._serving: dict[str, tuple[bytes, int]] = {}
+        """Of those that are served (`serve`), where they lead to."""
         self._loop: asyncio.AbstractEventLoop
         self._files = 0
         self._socket: socket.socket | None = None
@@ -364,10 +366,10 @@ class Monitor:
                 messages.Hello(seq, self._codec.protocol, self._attach_stall, held=True, rotated=True, dropped=True)
             )
             self._pass_everything()
-            self.pid, words = self._spawn(theirs.fileno(), lock)
+            self.pid, said = self._spawn(theirs.fileno(), lock)
         except OSError as error:
             self._disconnect()
-            raise ServerError(f"cannot start the monitor: {error}") from error
+            raise ServerError(f"cannot start the monitor: {reason_with_file(error)}") from error
         except ServerError:
             self._disconnect()
             raise
@@ -376,7 +378,7 @@ class Monitor:
             if theirs is not None:
                 theirs.close()
         self._requests[seq] = self._loop.create_future()
-        self._starting = _Starting(seq, self._requests[seq], words)
+        self._starting = _Starting(seq, self._requests[seq], said)
 
     def _lock(self) -> int:
         """The lock that a monitor holds while it runs, taken for the next one: no daemon starts
@@ -393,7 +395,7 @@ class Monitor:
                 os.close(lock)
             if isinstance(error, BlockingIOError):
                 raise
-            raise ServerError(f"cannot start the monitor: {error}") from error
+            raise ServerError(f"cannot start the monitor: {reason_with_file(error)}") from error
         return lock
 
     def _pass_everything(self, restored: Set[str] = frozenset()) -> None:
@@ -401,8 +403,8 @@ class Monitor:
         reported itself."""
         if self.kept >= 0:
             self._send(messages.Keep(self.number()), [self.kept])
-        for name, descriptor in self.held.items():
-            self._send(messages.Hold(self.number(), name), [descriptor])
+        for name in self.held:
+            self._pass_held(name)
         if self._relay is not None:
             self._pass_on(*self._relay)
         for process in list(self.processes.values()):
@@ -536,7 +538,7 @@ class Monitor:
                     await self._connect()
                     return
                 except (ServerError, OSError) as error:  # OSError: no free descriptor, say
-                    _log.error("the monitor cannot be restored yet: %s", error)
+                    _log.error("the monitor cannot be restored yet: %s", words(error))
                     if self._starting is None:
                         self._disconnect()
                     await asyncio.sleep(RESTART_PAUSE)
@@ -659,6 +661,29 @@ class Monitor:
             finally:
                 self._launched.pop(sequence, None)
 
+    def serve(self, name: str, listener: int, address: bytes, port: int) -> None:
+        """Have this monitor, and later ones, hold a listening socket as `hold` does, and pass on
+        what comes to it, as `messages.Serve` says. `let_go` ends that."""
+        self._replace_held(name, fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, 3))
+        self._serving[name] = address, port
+        if self._connected.is_set() or self._starting is not None:
+            self._pass_held(name)
+
+    async def end_serving(self, names: Sequence[str]) -> None:
+        """No longer hold and serve these sockets; their ports are free on return."""
+        for name in names:
+            self._replace_held(name, -1)
+        asked = [self.ask(lambda seq, name=name: messages.Hold(seq, name)) for name in names]  # type: ignore[misc]
+        # A monitor that has died serves none, and the next one is not told of them.
+        await asyncio.gather(*asked, return_exceptions=True)
+
+    def _pass_held(self, name: str) -> None:
+        number, descriptor = self.number(), self.held[name]
+        if name in self._serving:
+            self._send(messages.Serve(number, name, *self._serving[name]), [descriptor])
+        else:
+            self._send(messages.Hold(number, name), [descriptor])
+
     async def attach(self, key: str, client: Client, *, hold: bool = False) -> Attached:
         """Give a client's socket to the process `key`, or to the one that will run under it."""
         with OrderDescriptors() as passed:
@@ -723,16 +748,17 @@ class Monitor:
         """
         self._replace_held(name, fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3))
         if self._connected.is_set() or self._starting is not None:
-            self._send(messages.Hold(next(self._sequence), name), [self.held[name]])
+            self._pass_held(name)
 
     def let_go(self, name: str) -> None:
         """No longer hold the descriptor of that name. An unknown one is fine."""
         if name in self.held:
-            os.close(self.held.pop(name))
+            self._replace_held(name, -1)
             self.tell(lambda seq: messages.Hold(seq, name))
 
     def _replace_held(self, name: str, descriptor: int) -> None:
         before = self.held.pop(name, -1)
+        self._serving.pop(name, None)
         if before >= 0:
             os.close(before)
         if descriptor >= 0:

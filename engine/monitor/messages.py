@@ -243,6 +243,17 @@ class Relay(msgspec.Struct, tag="relay", frozen=True):
     address: bytes
 
 
+class Serve(msgspec.Struct, tag="serve", frozen=True):
+    """Hold a listening socket (the packet's only descriptor) under `name` as `Hold` does, and pass
+    what comes to it on to `port` at `address` (packed), from connections or datagrams. An order
+    `Hold` for the name ends this. Connections already accepted continue."""
+
+    seq: int
+    name: str
+    address: bytes
+    port: int
+
+
 class Ship(msgspec.Struct, tag="ship", frozen=True):
     """Have a shipper run, which looks at the spools in `root`/logs again: one was removed with its
     container, or has something to deliver and no process."""
@@ -285,6 +296,7 @@ Order = (
     | Hold
     | Reaped
     | Relay
+    | Serve
     | Ship
     | Compressed
     | Shutdown

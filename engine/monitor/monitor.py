@@ -31,7 +31,7 @@ from contextlib import suppress
 
 from engine._fast.board import Board
 from engine._fast.pump import Loop
-from engine._fast.relay import Relay
+from engine._fast.relay import Relay, Room
 from engine._fast.sink import Sink
 from engine._fast.spawn import become_subreaper
 from engine._fast.unlogged import Left, Unlogged, forget, left_in
@@ -39,10 +39,12 @@ from engine.logs import cursor
 from engine.logs.targets import Spool
 from engine.monitor import messages, orphans, previous
 from engine.monitor.connection import Connection
+from engine.monitor.datagrams import Datagrams, is_stream
 from engine.monitor.journal import Journal
 from engine.monitor.launch import Launch, Program, open_sink, set_size, unlink
 from engine.monitor.process import Process
 from engine.monitor.shipper import Shipper
+from engine.system.log_lines import say
 
 HELLO_GRACE = 5.0
 """Seconds that a Hello waits for the launches of the previous daemon."""
@@ -97,6 +99,9 @@ class Monitor:
         self._current: Connection | None = None
         self._greetings: list[tuple[int, Callable[[], None]]] = []
         self._passing: Relay | None = None
+        self._serving: dict[str, Relay | Datagrams] = {}
+        """By names of descriptors in `_held`."""
+        self._room = Room(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // PASSED_SHARE)
         self._kept = -1
         self._held: dict[str, int] = {}
         self._left: dict[str, Left] = {}
@@ -132,7 +137,7 @@ class Monitor:
         RUN."""
         if os.path.exists(f"{self.directory}/socket"):
             return
-        print("monitor: its socket was removed; it is made again", file=sys.stderr, flush=True)
+        say("its socket was removed; it is made again", prefix="monitor: ")
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
             if not os.path.exists(f"{self.directory}/lock"):
@@ -182,7 +187,7 @@ class Monitor:
             self.loop.unlogged = Unlogged(os.fsencode(self._unlogged))
         # RUN is full: a kill of this monitor may lose log lines, but nothing else
         except OSError as error:
-            print(f"monitor: output that is not logged yet is not protected: {error}", file=sys.stderr, flush=True)
+            say(f"output that is not logged yet is not protected: {_reason(error)}", prefix="monitor: ")
             unlink(self._unlogged)
 
     def _drop_left(self) -> None:
@@ -268,14 +273,14 @@ class Monitor:
             try:
                 order = connection.codec.decode_order(data)
             except messages.NOT_A_MESSAGE as error:
-                print(f"monitor: not an order: {error}", file=sys.stderr)
+                say(f"not an order: {error}", "error", "monitor: ")
                 connection.send(messages.Failed(messages.number(data), f"not an order: {error}"))
                 return
             self._orders[type(order)](self, connection, order, descriptors)
         except Exception as error:
             if not isinstance(error, OSError):
                 traceback.print_exc()
-            connection.send(messages.Failed(messages.number(data), str(error)))
+            connection.send(messages.Failed(messages.number(data), _reason(error)))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -345,7 +350,7 @@ class Monitor:
             launch = Launch(self, process, order, connection)
             launch.begin(document, namespace)
         except OSError as error:
-            connection.send(messages.Failed(order.seq, str(error), -1, attached))
+            connection.send(messages.Failed(order.seq, _reason(error), -1, attached))
             self.tidy(process)
         else:
             process.launch = launch
@@ -489,11 +494,27 @@ class Monitor:
         connection.send(messages.Done(order.seq))
 
     def _hold(self, connection: Connection, order: messages.Hold, descriptors: list[int]) -> None:
-        before = self._held.pop(order.name, -1)
+        self._replace_held(order.name, descriptors)
+        connection.send(messages.Done(order.seq))
+
+    def _replace_held(self, name: str, descriptors: list[int]) -> None:
+        """Takes the descriptor over. Without one, hold none under the name."""
+        serving = self._serving.pop(name, None)
+        if serving is not None:
+            serving.close()
+        before = self._held.pop(name, -1)
         if before >= 0:
             os.close(before)
         if descriptors:
-            self._held[order.name] = descriptors.pop()
+            self._held[name] = descriptors.pop()
+
+    def _serve(self, connection: Connection, order: messages.Serve, descriptors: list[int]) -> None:
+        if not descriptors:
+            raise OSError(errno.EMFILE, "the listening socket did not arrive: the monitor has no free descriptor")
+        self._replace_held(order.name, descriptors)
+        listener = fcntl.fcntl(self._held[order.name], fcntl.F_DUPFD_CLOEXEC, 3)
+        kind = Relay if is_stream(listener) else Datagrams
+        self._serving[order.name] = kind(self.loop, listener, order.address, self._room, order.port)
         connection.send(messages.Done(order.seq))
 
     def _reaped(self, connection: Connection, order: messages.Reaped, descriptors: list[int]) -> None:
@@ -509,8 +530,7 @@ class Monitor:
             raise OSError(errno.EMFILE, "the listening socket did not arrive: the monitor has no free descriptor")
         if self._passing is not None:
             self._passing.close()
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // PASSED_SHARE
-        self._passing = Relay(self.loop, descriptors.pop(0), order.address, most)
+        self._passing = Relay(self.loop, descriptors.pop(0), order.address, self._room)
         connection.send(messages.Done(order.seq))
 
     def _ship(self, connection: Connection, order: messages.Ship, descriptors: list[int]) -> None:
@@ -556,6 +576,7 @@ class Monitor:
         messages.Hold: _hold,
         messages.Reaped: _reaped,
         messages.Relay: _relay,
+        messages.Serve: _serve,
         messages.Ship: _ship,
         messages.Compressed: _compressed,
         messages.Shutdown: _shutdown,
@@ -722,6 +743,13 @@ def _daemonise(directory: str) -> None:
     os.chdir("/")
 
 
+def _reason(error: Exception) -> str:
+    """What a user reads of it."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
 def main(arguments: list[str]) -> int:
     """Arguments: `--run DIR` and, optional, `--attach-stall SECONDS`, `--files N` (the soft limit
     of open files for runtimes), `--connection FD` and `--lock FD` (inherited: the daemon's
@@ -750,7 +778,7 @@ def main(arguments: list[str]) -> int:
         print(f"another monitor serves {run}", file=sys.stderr)
         return 3
     except OSError as error:
-        print(f"{run}: {error}", file=sys.stderr)
+        print(f"{run}: {_reason(error)}", file=sys.stderr)
         return 1
     _daemonise(monitor.directory)
     if connection >= 0:

@@ -11,6 +11,7 @@ Threads: the monitor's one.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -123,7 +124,7 @@ class Process:
 
     def collect(self) -> None:
         """Find the exit status: reap the child, ask the kernel for the status that another parent
-        reaped, or wait for `Reaped`."""
+        has reaped or is to reap, or wait for `Reaped`."""
         if self.status is not None or self.pidfd < 0:
             return
         status: int | None
@@ -132,6 +133,8 @@ class Process:
             status = None if result is None else status_of(result)
         except ChildProcessError:
             wait_status = exit_of(self.pidfd)
+            if wait_status is None:
+                wait_status = exit_of_zombie(self.pid, self.pidfd)
             status = None if wait_status is None else exit_code(wait_status)
         if status is None and time.monotonic() < self.tries_end:
             self.monitor.loop.call_later(0.02, self.collect)
@@ -170,6 +173,22 @@ class Process:
     def drained(self) -> None:
         self.drained_ = True
         self._conclude()
+
+
+def exit_of_zombie(pid: int, pidfd: int) -> int | None:
+    """Wait status of a process that has ended, and whose parent, another one, has not reaped it
+    yet: proc_pid_stat(5). PID 1 may take seconds for that. None if it is not known.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            fields = file.read(4096).rpartition(b") ")[2].split()
+        # fails without the right to see the status, which is 0 then
+        os.readlink(f"/proc/{pid}/ns/user")
+        # fails if it was reaped, and the number may be another's
+        signal.pidfd_send_signal(pidfd, 0)
+    except OSError:
+        return None
+    return int(fields[49]) if fields[0] == b"Z" else None
 
 
 def exit_code(wait_status: int) -> int:

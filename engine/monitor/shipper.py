@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from engine._fast.pump import Timer, Watch
 from engine._fast.spawn import spawn
 from engine.monitor.process import status_of
+from engine.system.log_lines import say
 
 if TYPE_CHECKING:
     from engine.monitor.monitor import Monitor
@@ -128,7 +129,7 @@ class Shipper:
             if time.monotonic() - self._started > STEADY or status == 0:
                 self._pause = FIRST_PAUSE
             if status > 0:
-                print(f"monitor: the shipper has ended with status {status}", file=sys.stderr, flush=True)
+                say(f"the shipper has ended with status {status}", prefix="monitor: ")
             self._start_later()
 
     def _start_later(self) -> None:

@@ -81,6 +81,14 @@ class Chain:
         _log.info("every request needs the permission of %s", ", ".join(chain.names))
         return chain
 
+    def retire(self, plugins: Plugins, other: Chain | None) -> None:
+        """New requests are for `other`, which keeps its plugins.
+
+        Requests under way still ask these.
+        """
+        plugins.users.remove(self.users)
+        plugins.needed.difference_update({*self.names} - {*(other.names if other is not None else ())})
+
     @property
     def names(self) -> list[str]:
         return [member.name for member in self._members]

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from engine.errors import NotFound, ServerError, decoding_reason
+from engine.errors import NotFound, ServerError, decoding_reason, words
 from engine.plugins.connection import Broken, Connections, TooLong, Unreachable
 from engine.plugins.discovery import Endpoint
 from engine.wire import folded
@@ -226,5 +226,5 @@ def _tls(found: Endpoint) -> ssl.SSLContext:
             context.load_cert_chain(found.certificate, found.key or None)
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(filter(None, (found.ca, found.certificate, found.key)))
-        raise ServerError(f"plugin at {found.url}: TLS files {files}: {error}") from error
+        raise ServerError(f"plugin at {found.url}: TLS files {files}: {words(error)}") from error
     return context

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from engine.errors import reason
+from engine.errors import reason, words
 from engine.plugins.discovery import Endpoint
 
 KEPT = 8
@@ -107,7 +107,7 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(Broken(f"the plugin's answer is not HTTP: {error}", silent=False))
+            self._fail(Broken(f"the plugin's answer is not HTTP: {words(error)}", silent=False))
             return
         if len(self._text) > self._limit or self._received > _OVERHEAD * self._limit:
             self._fail(TooLong())

@@ -7,13 +7,16 @@ The plugin NAME is defined by the first of these files that exists:
   in a directory of specifications.
 
 Not here: plugins that the engine installs and runs itself (`managed/`).
-Threads: blocks on files, so it is called in threads.
+Threads: blocks on files, so it is called in threads, but for `known`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,10 +25,17 @@ import msgspec
 
 from engine.errors import decoding_reason
 from engine.system import files
+from engine.system.directory_watch import DirectoryWatch
 from engine.wire import folded
 
 LONGEST_FILE = 1 << 20
 
+TRUSTED = 5.0
+"""Seconds for which the names are trusted while no directory has changed. inotify(7) reports
+neither a mount over a directory nor what another host does to a shared one.
+"""
+
+_log = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,249}")
 
 
@@ -98,6 +108,10 @@ class Discovery:
     def __init__(self, sockets: Sequence[Path], specifications: Sequence[Path]) -> None:
         self._sockets = sockets
         self._specifications = specifications
+        self._watch = DirectoryWatch((*sockets, *specifications))
+        self._looking = threading.Lock()
+        self._looked = -TRUSTED
+        self._found: list[str] = []
 
     def find(self, name: str) -> Endpoint | None:
         """The plugin's endpoint; None when there is none of that name.
@@ -117,8 +131,37 @@ class Discovery:
                         return read_specification(path)
         return None
 
+    def known(self) -> list[str] | None:
+        """What `names` would find, if that is known without reading directories. Does not
+        block.
+        """
+        if not self._looking.acquire(blocking=False):
+            return None
+        try:
+            if time.monotonic() - self._looked > TRUSTED or self._watch.changed():
+                return None
+            return self._found
+        finally:
+            self._looking.release()
+
     def names(self) -> list[str]:
         """Names of all plugins, whether they answer or not."""
+        with self._looking:
+            self._looked = time.monotonic()
+            try:
+                self._watch.begin()
+            except OSError as error:
+                self._watch.close()
+                _log.debug("directories of plugins cannot be watched: %s", error)
+            self._found = self._read()
+            return self._found
+
+    def close(self) -> None:
+        """Stop watching."""
+        with self._looking:
+            self._watch.close()
+
+    def _read(self) -> list[str]:
         found: set[str] = set()
         for directory, suffixes in (
             *((each, (".sock",)) for each in self._sockets),

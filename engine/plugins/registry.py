@@ -14,7 +14,7 @@ import asyncio
 import weakref
 from collections.abc import Callable, Iterable
 
-from engine.errors import NotFound, ServerError
+from engine.errors import NotFound, ServerError, words
 from engine.plugins.client import Managed, Plugin, connect
 from engine.plugins.discovery import Discovery, Endpoint
 
@@ -85,7 +85,7 @@ class Plugins:
         try:
             found = await asyncio.to_thread(self._discovery.find, name)
         except (OSError, ValueError) as error:
-            raise ServerError(str(error)) from error
+            raise ServerError(words(error)) from error
         if found is None:
             raise NotFound(f'plugin "{name[:200]}" not found')
         return found
@@ -121,7 +121,9 @@ class Plugins:
         they answer or not, unless they have named other kinds, and the managed ones that are
         enabled.
         """
-        found = await asyncio.to_thread(self._discovery.names)
+        found = self._discovery.known()
+        if found is None:
+            found = await asyncio.to_thread(self._discovery.names)
         others = {name for name, (_, plugin) in self._active.items() if kind.lower() not in plugin.implements}
         managed = {each.name for each in self.all_managed() if each.enabled and kind.lower() in each.kinds}
         return sorted(managed.union(found) - others)
@@ -144,3 +146,4 @@ class Plugins:
         for _, plugin in self._active.values():
             await plugin.close()
         self._active.clear()
+        self._discovery.close()

@@ -21,6 +21,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from engine.errors import words
+
 DEFAULT = "docker-default"
 
 _ENABLED = Path("/sys/module/apparmor/parameters/enabled")
@@ -102,7 +104,7 @@ def default() -> str:
             timeout=_SECONDS,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        _log.warning("AppArmor: %s; containers run without a profile", error)
+        _log.warning("AppArmor: %s; containers run without a profile", words(error))
         return ""
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip()

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, words
 from engine.wire.containers import DeviceRequest
 
 _log = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ def _specifications(directory: Path) -> Iterator[Specification]:
         try:
             yield parse(_content(path), json=path.suffix == ".json")
         except (OSError, ValueError) as error:
-            _log.warning("CDI: %s is skipped: %s", path, error)
+            _log.warning("CDI: %s is skipped: %s", path, words(error))
 
 
 def _content(path: Path) -> bytes:

@@ -459,7 +459,9 @@ class ParentHold:
         fd, self._fd = self._fd, -1
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for each in self._directories:
+            # The one with the lock goes last: until then a new engine waits, and does not count on
+            # the others that are about to go.
+            for each in reversed(self._directories):
                 with contextlib.suppress(OSError):  # containers are in it, or it is removed already
                     os.rmdir(each)
         except BlockingIOError:

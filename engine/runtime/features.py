@@ -24,11 +24,11 @@ class _Features(msgspec.Struct, frozen=True, rename="camel"):
     mount_options: frozenset[str] = frozenset()
 
 
-def read(path: str) -> str:
+def read(*program: str) -> str:
     """The JSON object that `RUNTIME features` writes, on one line; empty for a runtime without that
-    command.
+    command. `program`: with its arguments.
     """
-    text = output(path, "features")
+    text = output(*program, "features")
     try:
         found = msgspec.json.decode(text) if len(text) <= _LONGEST else None
     except (msgspec.DecodeError, RecursionError, UnicodeError):
@@ -38,13 +38,13 @@ def read(path: str) -> str:
 
 def recursive_read_only(runtime: Runtime) -> bool:
     """True if it knows the mount option `rro`: read-only with the mounts below."""
-    return _knows(runtime.path, runtime.implementation, runtime.version, "rro")
+    return _knows(runtime.command, runtime.implementation, runtime.version, "rro")
 
 
 @functools.cache
-def _knows(path: str, implementation: str, version: str, option: str) -> bool:
+def _knows(program: tuple[str, ...], implementation: str, version: str, option: str) -> bool:
     try:
-        return option in msgspec.json.decode(read(path), type=_Features).mount_options
+        return option in msgspec.json.decode(read(*program), type=_Features).mount_options
     except msgspec.DecodeError:
         numbers = re.match(r"(\d+)\.(\d+)", version)
         return implementation == "crun" and numbers is not None and (int(numbers[1]), int(numbers[2])) >= _CRUN

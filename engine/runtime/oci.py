@@ -21,12 +21,13 @@ import signal
 import struct
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
+from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, words
 from engine.runtime import cgroups, seccomp
 from engine.runtime.cgroups import Cgroups
 from engine.system.files import remove_tree
@@ -90,15 +91,19 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     family: str = ""
     """The program's own name, the first word of `--version`; empty: `name`."""
+    arguments: tuple[str, ...] = ()
+    """Between the program and its command."""
+    no_pivot: bool = False
+    """It changes the root without pivot_root(2), for hosts whose root is a ramdisk."""
     takes_program: bool = False
     """True if it accepts a compiled seccomp filter (`SECCOMP_PROGRAM`), which saves more than half
     of a start.
     """
 
     @classmethod
-    def probe(cls, choice: str, run: Path) -> Runtime:
-        """Find the runtime that works: `choice` (a name or path) alone when given, else the first
-        of `CANDIDATES`.
+    def probe(cls, choice: str, run: Path, arguments: Sequence[str] = (), *, no_pivot: bool = False) -> Runtime:
+        """Find the runtime that works: `choice` (a name or path) alone when given, with its
+        arguments, else the first of `CANDIDATES`.
 
         Each candidate runs a trivial container once, which takes about 20 ms. Raises ServerError
         with the candidates, the reason why each failed, and a package to install.
@@ -115,10 +120,10 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
                 rejected.append(f"{candidate}: not installed")
                 continue
             with hierarchies.hold():
-                trial = attempt(path, run)
+                trial = attempt((path, *arguments), run, no_pivot=no_pivot)
             if trial.works:
                 reason = "chosen by the operator" if choice else "; ".join(rejected) or "preferred"
-                family, version = words_of_version(path)
+                family, version = words_of_version(path, *arguments)
                 found = cls(
                     name=Path(path).name,
                     path=path,
@@ -126,6 +131,8 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
                     family=family,
                     reason=reason,
                     root=str(run / "runtime"),
+                    arguments=tuple(arguments),
+                    no_pivot=no_pivot,
                     takes_program=trial.takes_program,
                 )
                 _log.info("runtime %s %s (%s)", found.path, found.version, found.reason)
@@ -148,7 +155,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         keyring = ("--no-new-keyring",) if self.implementation in _KNOWN else ()
         return (
             *self._command("run", log=log),
-            *("--detach", *keyring, "--bundle", str(bundle), "--pid-file", str(pid_file)),
+            *("--detach", *keyring, *self._pivot, "--bundle", str(bundle), "--pid-file", str(pid_file)),
             *(*console, key),
         )
 
@@ -193,7 +200,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         try:
             await asyncio.to_thread(self._discard, key, cgroup, hierarchies)
         except OSError as error:
-            _log.info("cleaning up after container %s: %s; executing the runtime's delete", key, error)
+            _log.info("cleaning up after container %s: %s; executing the runtime's delete", key, words(error))
             await self.delete(key)
 
     def _discard(self, key: str, cgroup: str, hierarchies: Cgroups) -> None:
@@ -242,9 +249,18 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         """`crun`, `runc` or another, also for a runtime to which the operator gave a name."""
         return self.family or self.name
 
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The program and its arguments."""
+        return self.path, *self.arguments
+
+    @property
+    def _pivot(self) -> tuple[str, ...]:
+        return ("--no-pivot",) if self.no_pivot else ()
+
     def _command(self, verb: str, *, log: Path | str = "") -> tuple[str, ...]:
         logging_options = ("--log", str(log), "--log-format", "json") if log else ()
-        return (self.path, "--root", self.root, *logging_options, verb)
+        return (*self.command, "--root", self.root, *logging_options, verb)
 
     async def _call(self, verb: str, *arguments: str, stdin: bytes = b"") -> bytes:
         key = arguments[-1]
@@ -252,7 +268,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         try:
             done = await asyncio.to_thread(_spawn, argv, stdin)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise ServerError(f"{self.name} {verb} {key}: {error}") from error
+            raise ServerError(f"{self.name} {verb} {key}: {words(error)}") from error
         if done.returncode == 0:
             return done.stdout
         reason = failure_reason(done.stderr.decode(errors="replace"))
@@ -382,9 +398,9 @@ the host.
 _FILTER_SEEN = 7
 
 
-def attempt(path: str, run: Path) -> Trial:
+def attempt(program: Sequence[str], run: Path, *, no_pivot: bool = False) -> Trial:
     """Run a trivial container with the default seccomp profile and a cgroup, and see whether a
-    compiled filter is honoured.
+    compiled filter is honoured. `program`: with its arguments.
     """
     machine = platform.machine()
     if machine not in _PROGRAMS:
@@ -394,24 +410,25 @@ def attempt(path: str, run: Path) -> Trial:
         bundle = Path(temporary)
         (bundle / "rootfs").mkdir()
         (bundle / "bin").mkdir()
-        program = bundle / "bin" / "exit"
-        program.write_bytes(_elf(machine))
-        program.chmod(0o755)
-        (bundle / "config.json").write_bytes(oci.encode(_probe_spec(machine, key, str(program.parent))))
-        command = (path, "--root", f"{temporary}/state", "--log", f"{temporary}/log", "--log-format", "json")
+        exit_ = bundle / "bin" / "exit"
+        exit_.write_bytes(_elf(machine))
+        exit_.chmod(0o755)
+        (bundle / "config.json").write_bytes(oci.encode(_probe_spec(machine, key, str(exit_.parent))))
+        command = (*program, "--root", f"{temporary}/state", "--log", f"{temporary}/log", "--log-format", "json")
         try:
-            argv = (*command, "run", "--no-new-keyring", "--bundle", temporary, key)
+            pivot = ("--no-pivot",) if no_pivot else ()
+            argv = (*command, "run", "--no-new-keyring", *pivot, "--bundle", temporary, key)
             done = _spawn(argv, b"", PROBE_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             _spawn((*command, "delete", "--force", key), b"")
-            return Trial(False, False, str(error))
+            return Trial(False, False, words(error))
         if done.returncode in (0, _FILTER_SEEN):
             return Trial(True, done.returncode == _FILTER_SEEN, "")
         log = bundle / "log"
-        words = log.read_text(errors="replace") if log.exists() else done.stderr.decode(errors="replace")
+        text = log.read_text(errors="replace") if log.exists() else done.stderr.decode(errors="replace")
         if done.returncode < 0:
-            words = words or f"killed by {signal.Signals(-done.returncode).name}"
-        return Trial(False, False, failure_reason(words) or f"exit status {done.returncode}")
+            text = text or f"killed by {signal.Signals(-done.returncode).name}"
+        return Trial(False, False, failure_reason(text) or f"exit status {done.returncode}")
 
 
 def _probe_spec(machine: str, key: str, programs: str) -> oci.Spec:
@@ -455,20 +472,20 @@ def _elf(machine: str) -> bytes:
     return header + segment + code
 
 
-def output(path: str, argument: str) -> bytes:
+def output(*command: str) -> bytes:
     """The standard output of a program; empty if it cannot be executed or does not end soon."""
     try:
-        return _spawn((path, argument), b"", PROBE_SECONDS).stdout
+        return _spawn(command, b"", PROBE_SECONDS).stdout
     except (OSError, subprocess.TimeoutExpired):
         return b""
 
 
-def words_of_version(path: str) -> tuple[str, str]:
+def words_of_version(*program: str) -> tuple[str, str]:
     """Name and version from the output of `--version`, such as `crun version 1.8.1`; empty for
     other output. A wrapper such as nvidia-container-runtime names the runtime that it executes.
-    Executes the program.
+    Executes the program, which is given with its arguments.
     """
-    text = output(path, "--version").decode(errors="replace")
+    text = output(*program, "--version").decode(errors="replace")
     found: list[tuple[str, str]] = re.findall(r"(\S+)\s+version:?\s+(\S+)", text)
     known = [each for each in found if each[0] in _KNOWN]
     return (known or found or [("", "")])[0]

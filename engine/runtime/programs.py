@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from engine.errors import InvalidParameter
@@ -27,8 +27,11 @@ T = TypeVar("T")
 class Programs:
     """See the module."""
 
-    def __init__(self, runtimes: Mapping[str, str], init_path: str = "") -> None:
-        """`runtimes`: paths by name. `init_path`: the configured init program."""
+    def __init__(self, runtimes: Callable[[], Mapping[str, Sequence[str]]], init_path: str = "") -> None:
+        """`runtimes`: the programs of now with their arguments, by name.
+
+        `init_path`: the configured init program.
+        """
         self._runtimes = runtimes
         self._init_path = init_path
         self._reading = threading.Lock()
@@ -38,7 +41,7 @@ class Programs:
     def read(self) -> ProgramFacts:
         """Blocks on processes."""
         with self._reading:
-            found = {name: self._features.of(path) for name, path in self._runtimes.items()}
+            found = {name: self._features.of(*program) for name, program in self._runtimes().items()}
             version = ""
             with contextlib.suppress(InvalidParameter):  # there is none
                 _, version = self._versions.of(init.program(self._init_path))
@@ -48,15 +51,15 @@ class Programs:
 class _Answers(Generic[T]):
     """Answers by program, as long as its file stays the same."""
 
-    def __init__(self, ask: Callable[[str], T]) -> None:
+    def __init__(self, ask: Callable[..., T]) -> None:
         self._ask = ask
-        self._known: dict[str, tuple[object, T]] = {}
+        self._known: dict[tuple[str, ...], tuple[object, T]] = {}
 
-    def of(self, path: str) -> T:
-        identity = _identity(path)
-        known = self._known.get(path)
+    def of(self, *program: str) -> T:
+        identity = _identity(program[0])
+        known = self._known.get(program)
         if known is None or known[0] != identity:
-            known = self._known[path] = identity, self._ask(path)
+            known = self._known[program] = identity, self._ask(*program)
         return known[1]
 
 

@@ -1,14 +1,16 @@
-"""seccomp profiles: Docker's default and a client's own, resolved for a container's capabilities.
+"""seccomp profiles: Docker's default, the operator's and a client's own, resolved for a container's
+capabilities.
 
-Both are in Docker's format: rules may depend on capabilities, architecture and kernel, which is
-resolved here. The default is `seccomp.json` beside this file. It is an allow-list: other calls fail
-with EPERM, `clone3` with ENOSYS so that libc falls back to `clone`, whose flags can be inspected.
-It allows what the default of Docker 29 allows, from the profile of July 2026 on; `python -m
-tests.support.engine.seccomp` compares it with a newer one and takes that over. libseccomp skips
-names that it or the architecture does not know, so a list newer than the host's library is harmless
-(tested with crun 1.8.1 and runc 1.1.5 over libseccomp 2.5.4).
+All are in Docker's format (`engine/seccomp_profiles.py`): rules may depend on capabilities,
+architecture and kernel, which is resolved here. The default is `seccomp.json` beside this file. It
+is an allow-list: other calls fail with EPERM, `clone3` with ENOSYS so that libc falls back to
+`clone`, whose flags can be inspected. It allows what the default of Docker 29 allows, from the
+profile of July 2026 on; `python -m tests.support.engine.seccomp` compares it with a newer one and
+takes that over. libseccomp skips names that it or the architecture does not know, so a list newer
+than the host's library is harmless (tested with crun 1.8.1 and runc 1.1.5 over libseccomp 2.5.4).
 
-Owns:    a cache of default profiles, one per set of those capabilities that matter here.
+Owns:    a cache of filters of each default profile, one per set of the capabilities that matter in
+         it.
 Threads: any.
 Raises:  InvalidParameter for a client's profile.
 Not here: compiling (`system/seccomp.py`).
@@ -17,6 +19,7 @@ Not here: compiling (`system/seccomp.py`).
 from __future__ import annotations
 
 import base64
+import contextlib
 import platform
 import re
 from collections.abc import Iterable, Iterator
@@ -26,109 +29,32 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.errors import InvalidParameter, decoding_reason
+from engine import seccomp_profiles
+from engine.errors import InvalidParameter
+from engine.seccomp_profiles import Document, Syscall, decode, parse
 from engine.system import seccomp
 from engine.system.seccomp import Condition, Rule
 
 DEFAULT = Path(__file__).with_name("seccomp.json")
 """The default profile."""
 
-_ACTIONS = frozenset(
-    f"SCMP_ACT_{name}" for name in ("KILL", "KILL_PROCESS", "KILL_THREAD", "TRAP", "ERRNO", "TRACE", "ALLOW", "LOG")
-)
-_OPERATORS = frozenset(f"SCMP_CMP_{name}" for name in ("NE", "LT", "LE", "EQ", "GE", "GT", "MASKED_EQ"))
-_FLAGS = frozenset(f"SECCOMP_FILTER_FLAG_{name}" for name in ("TSYNC", "LOG", "SPEC_ALLOW"))
 _ALLOW, _ERRNO = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"
 _DOCKER_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm", "i686": "x86"}
 """uname(2) to the names in `includes` and `excludes`; others are the same."""
 
 
-# --- documents ------------------------------------------------------------------------------------
+# --- a client's -----------------------------------------------------------------------------------
 
 
-class _Struct(msgspec.Struct, rename="camel", omit_defaults=True, frozen=True, kw_only=True):
-    pass
-
-
-class _Argument(_Struct, frozen=True, kw_only=True):
-    index: int
-    value: int = 0
-    value_two: int = 0
-    op: str
-
-
-class _Condition(_Struct, frozen=True, kw_only=True):
-    """`arches` as Go names them, `min_kernel` as `4.8`; all given conditions must hold."""
-
-    caps: list[str] | None = None
-    arches: list[str] | None = None
-    min_kernel: str = ""
-
-
-class Syscall(_Struct, frozen=True, kw_only=True):
-    """One rule: these calls get this action when all of `args` hold."""
-
-    name: str = ""
-    names: list[str] | None = None
-    action: str
-    errno_ret: int | None = None
-    args: list[_Argument] | None = None
-    includes: _Condition = _Condition()
-    excludes: _Condition = _Condition()
-
-
-class _ArchitectureMap(_Struct, frozen=True, kw_only=True):
-    architecture: str
-    sub_architectures: list[str] | None = None
-
-
-class Custom(_Struct, frozen=True, kw_only=True):
-    """A profile in Docker's format."""
-
-    default_action: str
-    default_errno_ret: int | None = None
-    architectures: list[str] | None = None
-    arch_map: list[_ArchitectureMap] | None = None
-    flags: list[str] | None = None
-    listener_path: str = ""
-    syscalls: list[Syscall] | None = None
-
-
-_decode = msgspec.json.Decoder(Custom).decode
-
-
-def custom(text: str) -> Custom:
+def custom(text: str) -> Document:
     """A client's profile, parsed and checked. Raises InvalidParameter with the reason."""
     try:
-        found = _decode(text)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise InvalidParameter(f"SecurityOpt: Decoding seccomp profile failed: {decoding_reason(error)}") from error
-    if found.architectures and found.arch_map:
-        raise _wrong("use either 'architectures' or 'archMap'")
-    if found.listener_path:
-        raise _wrong("'listenerPath' is not supported by this engine")
-    for flag in found.flags or ():
-        if flag not in _FLAGS:
-            raise _wrong(f"unknown flag {flag!r}")
-    for call in found.syscalls or ():
-        if call.name and call.names:
-            raise _wrong("use either 'name' or 'names'")
-        if not (call.name or call.names):
-            raise _wrong("a rule without 'names'")
-        for argument in call.args or ():
-            if argument.op not in _OPERATORS or not 0 <= argument.index <= 5:
-                raise _wrong(f"rule for {call.name or call.names}: bad argument {argument.index} {argument.op!r}")
-    for action in (found.default_action, *(call.action for call in found.syscalls or ())):
-        if action not in _ACTIONS:
-            raise _wrong(f"unknown or unsupported action {action!r}")
-    return found
+        return parse(text)
+    except ValueError as error:
+        raise InvalidParameter(f"SecurityOpt: {error}") from error
 
 
-def _wrong(reason: str) -> InvalidParameter:
-    return InvalidParameter(f"SecurityOpt: invalid seccomp profile: {reason}")
-
-
-def section(profile: Custom, capabilities: Iterable[str], machine: str = "", release: str = "") -> msgspec.Raw:
+def section(profile: Document, capabilities: Iterable[str], machine: str = "", release: str = "") -> msgspec.Raw:
     """The JSON of `linux.seccomp` for a container with these capabilities, on this host or one
     of that machine and kernel (as uname(2) names them).
     """
@@ -136,7 +62,7 @@ def section(profile: Custom, capabilities: Iterable[str], machine: str = "", rel
     return _section(profile, _architectures(profile, machine), _resolved(profile, capabilities, machine, release))
 
 
-def _architectures(profile: Custom, machine: str) -> list[str]:
+def _architectures(profile: Document, machine: str) -> list[str]:
     """Those that the filter is for; empty for the native one alone."""
     native = f"SCMP_ARCH_{machine.upper()}"
     return profile.architectures or [
@@ -147,7 +73,7 @@ def _architectures(profile: Custom, machine: str) -> list[str]:
     ]
 
 
-def _resolved(profile: Custom, capabilities: Iterable[str], machine: str, release: str) -> Iterator[Syscall]:
+def _resolved(profile: Document, capabilities: Iterable[str], machine: str, release: str) -> Iterator[Syscall]:
     """The rules that apply."""
     granted = frozenset(capabilities)
     for call in profile.syscalls or ():
@@ -157,7 +83,7 @@ def _resolved(profile: Custom, capabilities: Iterable[str], machine: str, releas
             yield call
 
 
-def _section(profile: Custom, architectures: list[str], calls: Iterable[Syscall]) -> msgspec.Raw:
+def _section(profile: Document, architectures: list[str], calls: Iterable[Syscall]) -> msgspec.Raw:
     document: dict[str, object] = {"defaultAction": profile.default_action}
     if profile.default_errno_ret is not None:
         document["defaultErrnoRet"] = profile.default_errno_ret
@@ -180,7 +106,7 @@ def _rule(call: Syscall) -> dict[str, object]:
     return rule
 
 
-def _included(wanted: _Condition, granted: frozenset[str], machine: str, release: str) -> bool:
+def _included(wanted: seccomp_profiles.Condition, granted: frozenset[str], machine: str, release: str) -> bool:
     return (
         (not wanted.arches or _DOCKER_ARCHITECTURES.get(machine, machine) in wanted.arches)
         and granted.issuperset(wanted.caps or ())
@@ -188,7 +114,7 @@ def _included(wanted: _Condition, granted: frozenset[str], machine: str, release
     )
 
 
-def _excluded(unwanted: _Condition, granted: frozenset[str], machine: str, release: str) -> bool:
+def _excluded(unwanted: seccomp_profiles.Condition, granted: frozenset[str], machine: str, release: str) -> bool:
     return bool(
         (unwanted.arches and _DOCKER_ARCHITECTURES.get(machine, machine) in unwanted.arches)
         or granted.intersection(unwanted.caps or ())
@@ -201,7 +127,7 @@ def _version(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-# --- the default ----------------------------------------------------------------------------------
+# --- one that many containers have ----------------------------------------------------------------
 
 
 class Profile(NamedTuple):
@@ -211,15 +137,81 @@ class Profile(NamedTuple):
     """The JSON of `linux.seccomp`."""
     program: str
     """The compiled filter in base64, for a runtime that takes one ready-made; empty when
-    libseccomp is missing.
+    libseccomp is missing, or the profile has actions that `system/seccomp.py` does not compile.
     """
+
+
+class Filters:
+    """The filters of one profile: one per set of those capabilities that matter in it, made when a
+    container first needs it.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self.capabilities = frozenset(
+            name
+            for call in document.syscalls or ()
+            for condition in (call.includes, call.excludes)
+            for name in condition.caps or ()
+        )
+        """Those that matter."""
+        self._profile = lru_cache(maxsize=64)(self._make)
+
+    def profile(self, capabilities: Iterable[str], machine: str = "") -> Profile:
+        """For a container with these capabilities; `machine` as uname(2) names it, this host's when
+        not given.
+        """
+        return self._profile(self.capabilities.intersection(capabilities), machine or platform.machine())
+
+    def calls(self, capabilities: frozenset[str], machine: str, release: str) -> list[Syscall]:
+        """The rules that apply, those of the same effect in one."""
+        merged: dict[object, Syscall] = {}
+        for call in _resolved(self._document, capabilities, machine, release):
+            effect = (call.action, call.errno_ret, tuple(call.args or ()))
+            names = {*(call.names or [call.name]), *(merged[effect].names or () if effect in merged else ())}
+            merged[effect] = Syscall(names=sorted(names), action=call.action, errno_ret=call.errno_ret, args=call.args)
+        return list(merged.values())
+
+    def _make(self, capabilities: frozenset[str], machine: str) -> Profile:
+        document, architectures = self._document, _architectures(self._document, machine)
+        calls = self.calls(capabilities, machine, platform.release())
+        compiled = b""
+        if architectures and machine == platform.machine() and seccomp.available() and _compiles(document, calls):
+            errno = document.default_errno_ret
+            # rules that libseccomp cannot join: the runtime says it
+            with contextlib.suppress(OSError):
+                compiled = seccomp.program(
+                    map(_compiled, calls),
+                    default_errno=_EPERM if errno is None else errno,
+                    architectures=architectures,
+                )
+        return Profile(_section(document, architectures, calls), base64.b64encode(compiled).decode())
+
+
+_EPERM = 1
+
+
+def _compiles(document: Document, calls: Iterable[Syscall]) -> bool:
+    """True for an allow-list without flags, as Docker's profile is."""
+    actions = {call.action for call in calls}
+    return document.default_action == _ERRNO and not document.flags and actions <= {_ALLOW, _ERRNO}
+
+
+def _compiled(call: Syscall) -> Rule:
+    errno = _EPERM if call.errno_ret is None else call.errno_ret
+    return Rule(
+        call.names or (),
+        [Condition(each.index, each.value, each.op, each.value_two) for each in call.args or ()],
+        None if call.action == _ALLOW else errno,
+    )
+
+
+# --- the default ----------------------------------------------------------------------------------
 
 
 def profile(capabilities: Iterable[str], machine: str = "") -> Profile:
-    """The default profile for a container with these capabilities; `machine` as uname(2) names
-    it, this host's when not given.
-    """
-    return _profile(_capabilities_that_matter().intersection(capabilities), machine or platform.machine())
+    """The default profile for a container with these capabilities, as `Filters.profile`."""
+    return builtin().profile(capabilities, machine)
 
 
 def rules(capabilities: Iterable[str], machine: str = "", release: str = "") -> list[Rule]:
@@ -227,49 +219,16 @@ def rules(capabilities: Iterable[str], machine: str = "", release: str = "") -> 
     with EPERM.
     """
     machine, release = machine or platform.machine(), release or platform.release()
-    return [
-        Rule(
-            call.names or (),
-            [Condition(each.index, each.value, each.op, each.value_two) for each in call.args or ()],
-            None if call.action == _ALLOW else call.errno_ret,
-        )
-        for call in _default_calls(frozenset(capabilities), machine, release)
-    ]
+    return [_compiled(call) for call in builtin().calls(frozenset(capabilities), machine, release)]
 
 
 @cache
-def default() -> Custom:
+def default() -> Document:
     """The document."""
-    return _decode(DEFAULT.read_bytes())
+    return decode(DEFAULT.read_bytes())
 
 
 @cache
-def _capabilities_that_matter() -> frozenset[str]:
-    return frozenset(
-        name
-        for call in default().syscalls or ()
-        for condition in (call.includes, call.excludes)
-        for name in condition.caps or ()
-    )
-
-
-def _default_calls(capabilities: frozenset[str], machine: str, release: str) -> list[Syscall]:
-    """The rules that apply, those of the same effect in one."""
-    merged: dict[object, Syscall] = {}
-    for call in _resolved(default(), capabilities, machine, release):
-        effect = (call.action, call.errno_ret, tuple(call.args or ()))
-        names = {*(call.names or ()), *(merged[effect].names or () if effect in merged else ())}
-        merged[effect] = Syscall(names=sorted(names), action=call.action, errno_ret=call.errno_ret, args=call.args)
-    return list(merged.values())
-
-
-@lru_cache(maxsize=64)
-def _profile(capabilities: frozenset[str], machine: str) -> Profile:
-    architectures = _architectures(default(), machine)
-    compiled = b""
-    if architectures and machine == platform.machine() and seccomp.available():
-        errno = default().default_errno_ret
-        assert errno is not None
-        compiled = seccomp.program(rules(capabilities, machine), default_errno=errno, architectures=architectures)
-    calls = _default_calls(capabilities, machine, platform.release())
-    return Profile(_section(default(), architectures, calls), base64.b64encode(compiled).decode())
+def builtin() -> Filters:
+    """The default profile's."""
+    return Filters(default())

@@ -36,6 +36,7 @@ import msgspec
 
 from engine import times
 from engine._fast import wireform
+from engine.errors import words
 from engine.logs import cursor
 from engine.logs.cursor import Cursor
 from engine.logs.deliveries import Delivery
@@ -196,7 +197,7 @@ class Feed:
         """This spool cannot be read now. The others of the destination go on."""
         if not self.broken:
             self.broken = True
-            _log.error("%s: %s", self.directory, error)
+            _log.error("%s: %s", self.directory, words(error))
         self._close_file()
         self._block, self._start = b"", 0
 

@@ -32,11 +32,13 @@ import msgspec
 
 from engine import __version__
 from engine._fast.board import Board
+from engine.errors import words
 from engine.logs import deliveries
 from engine.logs.deliveries import Delivery, Key
 from engine.shipper.destination import Destination, describe
 from engine.shipper.feed import Feed
 from engine.shipper.senders import destination as make_destination
+from engine.system import log_format
 from engine.system.tasks import spawn
 
 _log = logging.getLogger("engine.shipper")
@@ -174,7 +176,7 @@ class Shipper:
         try:
             board = Board(os.fsencode(self.directory), monitor=False)
         except OSError as error:  # another layout, or removed: the monitor starts another process
-            _log.error("%s/board: %s", self.directory, error)
+            _log.error("%s/board: %s", self.directory, words(error))
             self._homeless = True
             self._ending.set()
             return
@@ -260,7 +262,7 @@ class Shipper:
         except FileNotFoundError:
             return None  # a container that is just being removed
         except OSError as error:
-            _log.error("%s: %s", directory, error)
+            _log.error("%s: %s", directory, words(error))
             return None
         except Exception:  # a fault of this program, or a sender that is not installed
             _log.exception("%s", directory)
@@ -276,7 +278,7 @@ class Shipper:
         except FileNotFoundError:
             return None  # a container that is being created or removed
         except (OSError, msgspec.MsgspecError) as error:
-            _log.error("%s/delivery: %s", directory, error)
+            _log.error("%s/delivery: %s", directory, words(error))
             return None
 
     def _refresh(self, feed: Feed) -> None:
@@ -358,7 +360,7 @@ class Shipper:
     def _saved(self, done: asyncio.Future[None]) -> None:
         self._saves = False
         if not done.cancelled() and (error := done.exception()) is not None:
-            _log.error("positions cannot be saved: %s", error)
+            _log.error("positions cannot be saved: %s", words(error))
         if self._unsaved:
             self._save_soon()
 
@@ -368,7 +370,7 @@ class Shipper:
             try:
                 feed.save(feed.position())
             except OSError as error:
-                _log.error("%s: %s", feed.directory, error)
+                _log.error("%s: %s", feed.directory, words(error))
         feed.close()
 
     # --- what is over -----------------------------------------------------------------------------
@@ -483,7 +485,7 @@ def main(arguments: list[str]) -> int:
     if not root or not run or options:
         print("usage: python -m engine.shipper --root DIR --run DIR", file=sys.stderr)
         return 2
-    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    log_format.configure("info", "%(asctime)s %(levelname)s %(message)s")
     os.makedirs(f"{run}/shipper", mode=0o700, exist_ok=True)
     lock = os.open(f"{run}/shipper/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -501,7 +503,7 @@ def main(arguments: list[str]) -> int:
     try:
         return asyncio.run(_serve(root, run))
     except OSError as error:
-        print(f"{run}: {error}", file=sys.stderr)
+        print(f"{run}: {words(error)}", file=sys.stderr)
         return 1
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import zstandard
 from isal import igzip_lib
 
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, words
 
 XZ_MEMORY = 80 << 20
 """Memory in bytes that decompressing an xz stream may take. `xz -9` needs 65 MiB."""
@@ -119,7 +119,7 @@ class Inflated:
         except _DAMAGE as error:
             if isinstance(error, OSError) and error.errno:
                 raise
-            raise InvalidParameter(f"damaged {self._kind} stream: {error}") from error
+            raise InvalidParameter(f"damaged {self._kind} stream: {words(error)}") from error
         buffer[: len(data)] = data
         return len(data)
 

@@ -1,7 +1,8 @@
 """Blobs by digest, in ROOT/content/sha256/<hex>. Each file is verified before it gets its name.
 
-Owns: that directory and ROOT/tmp. Not here: who uses a blob (images/store.py deletes blobs that no
-      record names). Blocking: use a thread for more than a few kilobytes.
+Owns: that directory, and ROOT/tmp or its own directory in DOCKER_TMPDIR. Not here: who uses a blob
+      (images/store.py deletes blobs that no record names). Blocking: use a thread for more than a
+      few kilobytes.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import logging
 import os
 import re
+import stat
 from pathlib import Path
 
 from engine.errors import InvalidParameter, NotFound, ServerError, reason
@@ -20,16 +22,32 @@ _log = logging.getLogger(__name__)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
+def _temporary(root: Path) -> Path:
+    """The directory of temporary files: ROOT/tmp, or one in DOCKER_TMPDIR. Raises ServerError if
+    another user may have made it.
+    """
+    elsewhere = os.environ.get("DOCKER_TMPDIR", "")
+    place = root / "tmp"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if not elsewhere:
+        return place
+    place = Path(elsewhere).resolve() / f"engined-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}"
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = place.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ServerError(f"DOCKER_TMPDIR: {place} exists and is not a directory of mode 0700 of this user")
+    return place
+
+
 class Content:
     """The blobs of one engine."""
 
     def __init__(self, root: Path) -> None:
-        """Creates the directories, and removes files that a crash left in ROOT/tmp."""
+        """Creates the directories, and removes files that a crash left in the temporary one."""
         self._blobs = root / "content" / "sha256"
-        self.temporary = root / "tmp"
         self._blobs.mkdir(mode=0o700, parents=True, exist_ok=True)
         # It is not removed itself: on a full disk it could not be made again.
-        self.temporary.mkdir(mode=0o700, exist_ok=True)
+        self.temporary = _temporary(root)
         for name in os.listdir(self.temporary):
             files.remove_tree(self.temporary / name)
         for name in os.listdir(self._blobs):

@@ -91,4 +91,22 @@ def looks_like(one: int, other: int) -> bool:
     ) == attributes(other)
 
 
+def inherit(layer: int, lowers: Lowers, implied: Sequence[bytes]) -> None:
+    """Give the directories of a layer that no tar entry described the mode, owner and times of the
+    same directories in the layers below. Deepest first, because writing into a directory changes
+    its time.
+    """
+    for name in sorted(implied, key=len, reverse=True):
+        model = lowers.find(name)
+        if model is not None:
+            try:
+                target = files.open_in_root(layer, name, _DIRECTORY)
+                try:
+                    copy_attributes(model, target)
+                finally:
+                    os.close(target)
+            finally:
+                os.close(model)
+
+
 __all__ = ["Lowers", "attributes", "copy_attributes", "is_opaque", "looks_like"]

@@ -44,20 +44,19 @@ import secrets
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from engine._fast import tree
-from engine.errors import Conflict, NotFound, ServerError, reason, reason_with_file
-from engine.storage.lowers import Lowers, copy_attributes
+from engine.errors import Conflict, NotFound, ServerError, reason, reason_with_file, words
+from engine.storage.lowers import Lowers, inherit
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Ingest, Layer, Usage
 from engine.system import detached_mounts, files, mounts, threads
 from engine.system.detached_mounts import NewFile, Tree
 from engine.system.tasks import spawn
-from engine.system.threads import uninterrupted
+from engine.system.threads import Threads, uninterrupted
 
 DRIVER_NAME = "overlay2"
 """The name under which clients know this storage driver."""
@@ -156,7 +155,7 @@ class OverlaySnapshots:
         self._retained: Counter[str] = Counter()
         self._children: Counter[str] = Counter(layer.parent for layer in self._layers.values() if layer.parent)
         self._standing: Counter[str] = Counter(s.parent for s in self._snapshots.values() if s.parent)
-        self._counting = ThreadPoolExecutor(COUNT_THREADS, "usage")
+        self._counting = Threads(COUNT_THREADS)
         self.mount_namespace = detached_mounts.MountNamespace(self._directory, _ROOTS)
         self._opened: dict[str, _Opened] = {}
         self._transient: set[str] = set()
@@ -473,8 +472,8 @@ class OverlaySnapshots:
             opened = await self._mount(key)
         if writable and opened.read_only:
             await self._close_unused(key)
-            cause = await asyncio.to_thread(_why_read_only, self._directory)
-            raise ServerError(f"snapshot {key}: {cause}: it can only be mounted read-only")
+            why = await asyncio.to_thread(_why_read_only, self._directory)
+            raise ServerError(f"snapshot {key}: {why}: it can only be mounted read-only")
         if opened.timer is not None:
             opened.timer.cancel()
             opened.timer = None
@@ -547,7 +546,7 @@ class OverlaySnapshots:
         try:
             await uninterrupted(self.mount_namespace.unmount(close))
         except (ServerError, OSError) as error:
-            _log.warning("snapshot %s: %s", key, error)
+            _log.warning("snapshot %s: %s", key, words(error))
 
     async def open_content(self, chain_id: str) -> int:
         """See `Snapshots.open_content`."""
@@ -651,11 +650,11 @@ class OverlaySnapshots:
 
     async def usage(self, key: str) -> Usage:
         path = self.upper(key)
-        return Usage(*await asyncio.get_running_loop().run_in_executor(self._counting, _usage, path))
+        return Usage(*await self._counting.run(_usage, path))
 
     async def usages(self, keys: Sequence[str]) -> dict[str, Usage]:
         paths = {key: self.upper(key) for key in keys if key in self._snapshots}
-        return await asyncio.get_running_loop().run_in_executor(self._counting, _usages, paths)
+        return await self._counting.run(_usages, paths)
 
     # --- removal and sweep ------------------------------------------------------------------------
 
@@ -779,24 +778,11 @@ def _make(path: Path, model: Path | None = None) -> None:
 
 
 def _inherit(path: Path, below: list[Path], implied: Sequence[bytes]) -> None:
-    """Give the directories of `path` that no tar entry described the mode, owner and times of the
-    same directories in the layers below. Deepest first, because writing into a directory changes
-    its time.
-    """
+    """See `lowers.inherit`."""
     with Lowers(below) as lowers:
         own = files.open_directory(path)
         try:
-            for name in sorted(implied, key=len, reverse=True):
-                model = lowers.find(name)
-                if model is not None:
-                    try:
-                        target = files.open_in_root(own, name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                        try:
-                            copy_attributes(model, target)
-                        finally:
-                            os.close(target)
-                    finally:
-                        os.close(model)
+            inherit(own, lowers, implied)
         finally:
             os.close(own)
 

@@ -40,15 +40,17 @@ import logging
 import os
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from engine.errors import ServerError, reason_with_file
+from engine.errors import ServerError, words
 from engine.storage import schema
 from engine.storage.room import Room, is_full
+from engine.system.threads import surely
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -88,7 +90,9 @@ class Table(Generic[T]):
             try:
                 loaded[key] = self._decoder.decode(value)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise ServerError(f"record of {self.kind} {key} in {self._records.path} is corrupt: {error}") from error
+                raise ServerError(
+                    f"record of {self.kind} {key} in {self._records.path} is corrupt: {words(error)}"
+                ) from error
         return loaded
 
     def put(self, key: str, record: T) -> Change:
@@ -102,6 +106,7 @@ class _Request(NamedTuple):
     changes: tuple[Change, ...]
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[None]
+    then: Callable[[], None] | None
 
 
 class Records:
@@ -162,13 +167,14 @@ class Records:
                     "SELECT key, value FROM record WHERE kind = ? ORDER BY key", (kind,)
                 ).fetchall()
         except sqlite3.Error as error:
-            raise ServerError(f"records of {kind} in {self.path}: {error}") from error
+            raise ServerError(f"records of {kind} in {self.path}: {words(error)}") from error
 
-    async def commit(self, *changes: Change) -> None:
+    async def commit(self, *changes: Change, then: Callable[[], None] | None = None) -> None:
         """Write all `changes` in one transaction; they are in the file when this returns. Raises
         ServerError with SQLite's reason.
 
-        If the caller is cancelled, its changes are written nevertheless.
+        If the caller is cancelled, its changes are written nevertheless. `then` is called in the
+        writer's thread when they are; it is short, and raises nothing.
         """
         if not changes:
             return
@@ -176,7 +182,7 @@ class Records:
             raise ServerError(f"records in {self.path} are closed")
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        self._queue.put(_Request(changes, loop, done))
+        self._queue.put(_Request(changes, loop, done, then))
         await done
 
     def close(self) -> None:
@@ -211,10 +217,10 @@ class Records:
                     break
             open_ = request is not None
             if batch:
-                self._settle(batch)
+                errors = surely(self._errors_of, batch)
+                surely(self._answer_all, batch, errors)
 
-    def _settle(self, batch: list[_Request]) -> None:
-        errors = self._errors_of(batch)
+    def _answer_all(self, batch: list[_Request], errors: list[Exception | None]) -> None:
         loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], Exception | None]]] = {}
         for request, error in zip(batch, errors, strict=True):
             loops.setdefault(request.loop, []).append((request.done, error))
@@ -231,6 +237,9 @@ class Records:
             if len(batch) == 1:
                 return [error]
             return [self._errors_of([request])[0] for request in batch]
+        for request in batch:
+            if request.then is not None:
+                request.then()
         return [None] * len(batch)
 
     def _transact(self, changes: list[Change]) -> None:
@@ -285,7 +294,7 @@ def _reason(error: Exception) -> str:
         return os.strerror(errno.ENOSPC).lower()
     if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_BUSY:
         return "another engine uses this ROOT"
-    return reason_with_file(error) if isinstance(error, OSError) else str(error)
+    return words(error)
 
 
 def _used(root: Path) -> str:

@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from engine.errors import ServerError, reason
 from engine.system import files, mounts
 from engine.system.host_paths import HostPaths
-from engine.system.threads import submit
+from engine.system.threads import Threads, in_new_thread
 
 T = TypeVar("T")
 
@@ -87,8 +88,7 @@ def clone_within(namespace: int, descriptor: int, *, recursive: bool = False) ->
 
     A new thread enters the namespace.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
-        return thread.submit(_clone_within, namespace, descriptor, recursive).result()
+    return in_new_thread(functools.partial(_clone_within, namespace, descriptor, recursive))
 
 
 def _clone_within(namespace: int, descriptor: int, recursive: bool) -> int:
@@ -239,7 +239,7 @@ class MountNamespace:
 
     A thread enters with the first work that it runs. When that fails, for lack of memory for
     instance, the work fails with ServerError, the thread is back in the host's namespace, and the
-    next work enters again. (An initializer of the pool that fails once would break the pool.)
+    next work enters again.
     """
 
     def __init__(self, directory: Path, own: str) -> None:
@@ -250,18 +250,19 @@ class MountNamespace:
         """Descriptor of the namespace; -1 before it is needed."""
         self._last = 0
         self._thread = threading.local()
-        self._mounting = ThreadPoolExecutor(THREADS, "mount")
-        self._unmounting = ThreadPoolExecutor(THREADS, "unmount")
+        self._mounting = Threads(THREADS, ready=True)
+        self._unmounting = Threads(THREADS, ready=True)
         self._visiting = HostPaths()
+        self._apart = Threads(sys.maxsize)
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` in one of the threads. Not for work that waits for a client."""
-        return await self._run(self._mounting, work)
+        return await self._mounting.run(self._inside, work)
 
     async def unmount(self, work: Callable[[], T]) -> T:
         """As `run`, for unmounting. Unmounting an overlay writes back the file system below it,
         which may take seconds, and other mounts must not wait for that."""
-        return await self._run(self._unmounting, work)
+        return await self._unmounting.run(self._inside, work)
 
     async def visit(self, work: Callable[[], T]) -> T:
         """As `run`, for long work, and for paths in a container: a volume there may hang for ever.
@@ -269,15 +270,8 @@ class MountNamespace:
         return await self._visiting.run(self._inside, work)
 
     async def run_apart(self, work: Callable[[], T]) -> T:
-        """As `run`, in a thread of its own that ends with the work, which may wait for a client."""
-        thread = ThreadPoolExecutor(1, "archive")
-        try:
-            return await self._run(thread, work)
-        finally:
-            thread.shutdown(wait=False)
-
-    async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        return await submit(pool, self._inside, work)
+        """As `run`, in a thread that no other work needs: it may wait for a client."""
+        return await self._apart.run(self._inside, work)
 
     def _inside(self, work: Callable[[], T]) -> T:
         if not getattr(self._thread, "inside", False):
@@ -303,8 +297,7 @@ class MountNamespace:
         Its other mounts keep their propagation. The caller closes the descriptor; the last close
         waits for an RCU grace period.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
-            return thread.submit(self._namespace_with, path, target, beside).result()
+        return in_new_thread(functools.partial(self._namespace_with, path, target, beside))
 
     def _namespace_with(self, path: str, target: Path, beside: Sequence[Tree | NewFile]) -> int:
         host = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
@@ -336,8 +329,7 @@ class MountNamespace:
         Mounts that the earlier process left at its places are removed. The caller keeps the
         descriptor.
         """
-        with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
-            thread.submit(self._adopt, namespace).result()
+        in_new_thread(functools.partial(self._adopt, namespace))
 
     def _adopt(self, namespace: int) -> None:
         wanted = os.stat(self._directory)
@@ -401,8 +393,7 @@ def check_root() -> None:
     also the one that it came from, gets the namespace's root (setns(2)), where the paths of a
     chroot mean other files. Runtimes cannot pivot_root(2) in a chroot either.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="namespace") as thread:
-        roots = [os.open("/", os.O_PATH | os.O_CLOEXEC), thread.submit(_root_of_namespace).result()]
+    roots = [os.open("/", os.O_PATH | os.O_CLOEXEC), in_new_thread(_root_of_namespace)]
     try:
         places = [(mounts.mount_id(root), os.fstat(root).st_ino) for root in roots]
     finally:

@@ -8,16 +8,18 @@ is borrowed until `close`. Not here: the format of the bytes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Protocol, runtime_checkable
 
 from engine.errors import EngineError, ServerError, Unavailable
 
 BODIES = 256
-"""Bodies that are received at a time: each has a thread, and up to 3 MiB."""
+"""Bodies that are received at a time: each has up to 3 MiB, and most have a thread."""
 _WAITING = 2 << 20
 """Bytes of a body that may wait for the thread."""
 _WORTH = 512 * 1024
@@ -25,6 +27,11 @@ _WORTH = 512 * 1024
 the loop for the GIL. Its buffer has the same size.
 """
 _CHUNK = 256 * 1024
+SKIPPED = 1 << 30
+SKIP_SECONDS = 10.0
+"""Most bytes of a body that are read and dropped before a refusal, and the time for it. A docker
+CLI that is cut off while it sends adds an error of its own to the answer.
+"""
 _PATIENCE = 0.01
 """Seconds that the thread waits for so many bytes before it takes fewer."""
 
@@ -70,9 +77,7 @@ class Feed:
 
         Raises Unavailable if too many bodies are being received.
         """
-        if len(_open) >= BODIES:
-            raise Unavailable(f"{BODIES} bodies of requests are being received, and this one would be one too many")
-        _open.add(self)
+        _enter(self)
         self._processors = processors
         self._loop = asyncio.get_running_loop()
         self._room = asyncio.Event()
@@ -205,6 +210,12 @@ class Feed:
             filled += len(chunk)
         return filled if filled or self._rest is None else self._rest.readinto(memoryview(buffer))
 
+    def skip(self) -> None:
+        """See `skip`. In the thread, which may wait for the client once more at the end."""
+        end, left = time.monotonic() + SKIP_SECONDS, SKIPPED
+        while left > 0 and time.monotonic() < end and (data := self.read()):
+            left -= len(data)
+
     def head(self, size: int) -> bytes:
         """The first `size` bytes, or fewer if the body is shorter. They are not consumed."""
         head = b""
@@ -214,6 +225,42 @@ class Feed:
         return head[:size]
 
 
-_open: weakref.WeakSet[Feed] = weakref.WeakSet()
+_open: weakref.WeakSet[object] = weakref.WeakSet()
+"""The bodies that are being received."""
 
-__all__ = ["Feed"]
+
+class _Body:
+    """One that needs no thread."""
+
+
+def _enter(body: object) -> None:
+    if len(_open) >= BODIES:
+        raise Unavailable(f"{BODIES} bodies of requests are being received, and this one would be one too many")
+    _open.add(body)
+
+
+async def skip(body: AsyncIterator[bytes]) -> None:
+    """Drop the rest of a body, within `SKIPPED` bytes and `SKIP_SECONDS`."""
+    left = SKIPPED
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SKIP_SECONDS):
+            async for chunk in body:
+                left -= len(chunk)
+                if left < 0:
+                    return
+
+
+@contextlib.contextmanager
+def one_body() -> Iterator[None]:
+    """The time in which the loop itself receives a body. Raises Unavailable if too many are being
+    received.
+    """
+    body = _Body()
+    _enter(body)
+    try:
+        yield
+    finally:
+        _open.discard(body)
+
+
+__all__ = ["Feed", "one_body", "skip"]

@@ -196,7 +196,7 @@ def read_file(path: Path | str, limit: int) -> bytes:
 def _read(descriptor: int, limit: int, path: Path | str | bytes) -> bytes:
     parts: list[bytes] = []
     size = 0
-    while part := os.read(descriptor, min(limit + 1 - size, 1 << 20)):
+    while part := os.read(descriptor, min(limit + 1 - size, 1 << 16)):
         parts.append(part)
         size += len(part)
         if size > limit:

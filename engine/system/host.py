@@ -11,11 +11,14 @@ import contextlib
 import hashlib
 import os
 import platform
+import resource
 import secrets
+import time
 from pathlib import Path
 
 import engine
-from engine.facts import Host
+from engine.facts import Host, OwnProcess
+from engine.system.limits import open_descriptors
 from engine.times import rfc3339
 
 _GO_ARCHITECTURES = {
@@ -95,3 +98,21 @@ def _text(path: str) -> str:
     with contextlib.suppress(OSError):
         return Path(path).read_text(errors="replace")
     return ""
+
+
+def own_process() -> OwnProcess:
+    """Read /proc/self/stat, proc_pid_stat(5). Blocking."""
+    with open("/proc/self/stat", "rb") as file:
+        # from field 3 on: the name may have spaces
+        values = file.read().rpartition(b") ")[2].split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    user, system, start, virtual, pages = (int(values[field - 3]) for field in (14, 15, 22, 23, 24))
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return OwnProcess(
+        cpu_seconds=(user + system) / ticks,
+        descriptors=open_descriptors(),
+        most_descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        resident=pages * resource.getpagesize(),
+        virtual=virtual,
+        started=time.time() - since_boot + start / ticks,
+    )

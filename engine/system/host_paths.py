@@ -3,7 +3,8 @@ file in a container.
 
 Such a call can wait for ever: the server of an NFS or FUSE file system that is mounted there may
 not answer. It holds a thread, which no other work may need. Therefore these threads are of their
-own, start when they are needed, and are bounded: once so many calls hang, the next one is refused.
+own, one pool for each kind of path, and bounded: when all threads of a pool hang, its next call is
+refused.
 
 Threads: `HostPaths.run` is called by the event loop. The interpreter's end waits for none of its
          own.
@@ -11,78 +12,57 @@ Threads: `HostPaths.run` is called by the event loop. The interpreter's end wait
 
 from __future__ import annotations
 
-import _thread
-import asyncio
-import queue
-import threading
 import time
 import weakref
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any
 
 from engine.errors import ServerError
-from engine.system.threads import perform
-
-T = TypeVar("T")
+from engine.system.threads import Call, Threads, refuse
 
 COUNT = 64
 """Calls at a time."""
-IDLE = 10.0
-"""Seconds after which a thread without work ends."""
+PATIENCE = 5.0
+"""Seconds after which a call hangs. A call without a thread waits so long for one."""
 
 
-class HostPaths:
-    """At most `count` calls at a time, each in a thread of its own."""
+class HostPaths(Threads):
+    """At most `count` calls at a time, each in a thread of its own. `run` raises ServerError when
+    that many hang; so does its result if none of them ends soon.
+    """
 
     def __init__(self, count: int = COUNT) -> None:
-        self._count = count
-        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._begun: dict[Future[Any], float] = {}
-        """Calls that have not ended, with the monotonic time of their begin. Each has a thread, so
-        that none waits for another."""
-        self._threads = 0
+        super().__init__(count)
         _pools.add(self)
 
-    def run(self, function: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """The result of `function`. Raises ServerError if no thread is free."""
-        with self._lock:
-            if len(self._begun) >= self._count:
-                raise ServerError(
-                    f"{self._count} calls wait for file systems of this host, and no more can be begun: "
-                    "one that is mounted here does not answer"
-                )
-            if len(self._begun) >= self._threads:
-                # Not threading.Thread: its start waits for the thread, for ever where memory is
-                # short.
-                try:
-                    _thread.start_new_thread(self._serve, ())
-                except RuntimeError as error:
-                    raise ServerError("the host allows no more threads") from error
-                self._threads += 1
-            future: Future[T] = Future()
-            self._begun[future] = time.monotonic()
-        future.add_done_callback(self._ended)
-        self._work.put((future, function, arguments))
-        return asyncio.wrap_future(future)
+    @property
+    def busy(self) -> bool:
+        return False
 
-    def _ended(self, future: Future[Any]) -> None:
-        with self._lock:
-            del self._begun[future]
+    def hanging(self, seconds: float) -> int:
+        """The number of calls that began so long ago and have not ended."""
+        before = time.monotonic() - seconds
+        return sum(0 < call.begun < before for call in tuple(self._calls))
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                work = self._work.get(timeout=IDLE)
-            except queue.Empty:
-                with self._lock:
-                    if self._threads > len(self._begun):
-                        self._threads -= 1
-                        return
-            else:
-                perform(*work)
-                del work
+    def _admit(self, call: Call[Any]) -> None:
+        if len(self._calls) < self._most:
+            return
+        if self.hanging(PATIENCE) >= self._most:
+            raise ServerError(self._full)
+        call.loop.call_later(PATIENCE, self._give_up, call)
+
+    def _give_up(self, call: Call[Any]) -> None:
+        with self._lock:
+            if call.begun or call not in self._calls:
+                return
+            self._calls.discard(call)
+        refuse(call, self._full)
+
+    @property
+    def _full(self) -> str:
+        return (
+            f"{self._most} calls wait for file systems of this host, and no more can be begun: "
+            "one that is mounted here does not answer"
+        )
 
 
 _pools: weakref.WeakSet[HostPaths] = weakref.WeakSet()
@@ -92,5 +72,4 @@ run = _host_paths.run
 
 def hanging(seconds: float) -> int:
     """The number of calls, by any `HostPaths`, that began so long ago and have not ended."""
-    before = time.monotonic() - seconds
-    return sum(begun < before for pool in _pools for begun in tuple(pool._begun.values()))
+    return sum(pool.hanging(seconds) for pool in _pools)

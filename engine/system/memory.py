@@ -1,11 +1,12 @@
-"""Returns memory that the allocator keeps after a peak of work to the kernel, at the next pause.
+"""Memory of the process: what the allocator keeps after a peak of work goes back to the kernel at
+the next pause, and a reserve lets the event loop go on where the host gives no more.
 
 glibc keeps freed memory in its arenas, one per thread up to a limit, and returns only the top of
 the heap by itself. A load or a pull leaves tens of megabytes that way. `trim_soon` is called after
 such work. A second after the last call, young garbage is collected and malloc_trim(3) runs in a
 thread.
 
-Owns: one timer of the running loop.
+Owns: two timers of the running loop.
 Threads: `trim_soon` on the loop only. malloc_trim locks one arena after the other, so it runs only
 after `QUIET` seconds without a further call, and with SCHED_BATCH, behind all other threads.
 """
@@ -17,8 +18,10 @@ import contextlib
 import ctypes
 import gc
 import logging
+import threading
 
-from engine.errors import ServerError
+from engine._fast import reserve
+from engine.errors import ServerError, words
 from engine.system.threads import in_own_thread
 
 QUIET = 1.0
@@ -28,6 +31,13 @@ INTERVAL = 10.0
 ARENAS = 2
 """glibc's default is eight per CPU, and each arena keeps the memory that its threads once
 needed.
+"""
+
+REFILL = 10.0
+"""Seconds after which the reserve takes back what it gave, if the host has it."""
+STACK = 1 << 20
+"""Bytes of a thread's stack. The default, 8 MiB, is only reserved, but a host that overcommits no
+memory counts it.
 """
 
 _M_ARENA_MAX = -8
@@ -41,13 +51,22 @@ _earliest = 0.0
 
 
 def configure() -> None:
-    """At start, before the first threads: limit glibc's arenas. Does nothing with another libc.
+    """At start, before the first threads: limit their stacks and glibc's arenas, and begin the
+    reserve (`_fast/reserve.pyx`).
 
     The thresholds for mmap(2) stay dynamic: fixed ones would map and fault in the buffers of every
     load, log and archive again.
     """
-    with contextlib.suppress(AttributeError):
+    reserve.fill()
+    threading.stack_size(STACK)
+    with contextlib.suppress(AttributeError):  # another libc
         _libc.mallopt(_M_ARENA_MAX, ARENAS)
+
+
+def keep_reserve() -> None:
+    """Fill the reserve again and again, on this loop."""
+    reserve.fill()
+    asyncio.get_running_loop().call_later(REFILL, keep_reserve)
 
 
 def trim_soon() -> None:
@@ -68,7 +87,7 @@ def _trim() -> None:
     # not all generations: that takes 6 ms of the loop with 3,000 containers, and finds nothing
     gc.collect(1)
     try:
-        in_own_thread(malloc_trim, "trim").add_done_callback(_trimmed)
+        in_own_thread(malloc_trim).add_done_callback(_trimmed)
     except ServerError as error:
         _log.warning("returning memory to the host: %s", error.message)
 
@@ -85,4 +104,4 @@ def malloc_trim() -> bool:
 
 def _trimmed(done: asyncio.Future[bool]) -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
-        _log.warning("returning memory to the host: %s", error)
+        _log.warning("returning memory to the host: %s", words(error))

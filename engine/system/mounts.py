@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import re
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import ServerError
+from engine.system.threads import in_new_thread
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_SYNCHRONOUS, MS_REMOUNT, MS_MANDLOCK, MS_DIRSYNC = (
     1,
@@ -130,8 +131,7 @@ def copy_from(namespace: int, path: str, target: Path) -> None:
     `path` is resolved in the other namespace; a link at its end is not followed. Blocks, and starts
     a thread, because setns(2) moves the calling thread.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="mount") as thread:
-        thread.submit(_copy_from, namespace, path, target).result()
+    in_new_thread(functools.partial(_copy_from, namespace, path, target))
 
 
 def _copy_from(namespace: int, path: str, target: Path) -> None:

@@ -18,6 +18,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from engine.errors import words
+
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -52,7 +54,7 @@ def when_fatal(hook: Callable[[str], None] | None) -> None:
 def _done(task: asyncio.Task[Any]) -> None:
     _running.discard(task)
     if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("%s: failed: %s", task.get_name(), error, exc_info=error)
+        _log.error("%s: failed: %s", task.get_name(), words(error), exc_info=error)
 
 
 def _fatal_done(task: asyncio.Task[Any]) -> None:

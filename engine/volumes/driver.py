@@ -21,9 +21,6 @@ class Driver(Protocol):
     scope: str
 
     async def create(self, name: str, options: Mapping[str, str]) -> None: ...
-    async def keep(self, name: str) -> None:
-        """Its record has been written."""
-
     async def undo_create(self, name: str) -> None:
         """Its record will not be written."""
 

@@ -27,17 +27,17 @@ import re
 import socket
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from engine._fast import tree
-from engine.errors import EngineError, InvalidParameter, ServerError
-from engine.system import detached_mounts, files, host_paths, mounts
+from engine.errors import EngineError, InvalidParameter, ServerError, words
+from engine.system import detached_mounts, files, mounts
+from engine.system.host_paths import HostPaths
 from engine.system.tasks import spawn
-from engine.system.threads import opened, submit
+from engine.system.threads import Threads, opened
 from engine.volumes import sources
 
 NAME = "local"
@@ -47,9 +47,9 @@ LONGEST_NAME = 255 - len(HIDDEN)
 THREADS = 4
 """For short work on the driver's own directories."""
 SLOW_THREADS = 32
-"""For work that waits for a disk: removals, and sizes of files."""
+"""For work that waits for a disk: removals, sizes of files, and the images' content."""
 
-_COUNTED_AT_ONCE = 32
+_COUNTED_AT_ONCE = 256
 """Volumes whose files one thread counts: a thread for each would take more time than the files."""
 _PATTERN = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+")
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
@@ -212,23 +212,25 @@ class LocalDriver:
         """
         self.directory = directory
         self._run = run
-        self._threads = ThreadPoolExecutor(THREADS, "volumes")
-        self._slow_threads = ThreadPoolExecutor(SLOW_THREADS, "volumes-slow")
+        self._threads = Threads(THREADS, ready=True)
+        self._slow_threads = Threads(SLOW_THREADS)
+        self._foreign = HostPaths()
+        """For file systems that volumes mount."""
         self._top = -1
         self._users: dict[str, set[str]] = {}
         """Volume with options → its users."""
         self._leaving: dict[str, asyncio.Future[None]] = {}
 
     async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
-        return await submit(self._threads, work, *arguments)
+        return await self._threads.run(work, *arguments)
 
     async def _in_slow_thread(self, work: Callable[..., T], *arguments: object) -> T:
-        return await submit(self._slow_threads, work, *arguments)
+        return await self._slow_threads.run(work, *arguments)
 
     async def _with(self, contents: Iterable[Content], work: Callable[..., T], *arguments: object) -> T:
         """As `_in_thread`, unless some of the content is on a file system of its own."""
         if any(each.path or each.tree >= 0 or each.name in self._users for each in contents):
-            return await host_paths.run(work, *arguments)
+            return await self._foreign.run(work, *arguments)
         return await self._in_thread(work, *arguments)
 
     # --- start and end of the engine --------------------------------------------------------------
@@ -288,7 +290,7 @@ class LocalDriver:
             os.close(self._top)
             self._top = -1
         for threads in (self._threads, self._slow_threads):
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.close()
 
     # --- creation and removal
     # -------------------------------------------------------------------------
@@ -319,7 +321,14 @@ class LocalDriver:
 
     async def keep(self, name: str) -> None:
         """Give it its final name, now that its record exists."""
-        await self._in_thread(self._rename, HIDDEN + name, name)
+        await self._in_thread(self.keep_now, name)
+
+    def keep_now(self, name: str) -> None:
+        """As `keep`, in a thread. A failure is logged: the next start tries again."""
+        try:
+            self._rename(HIDDEN + name, name)
+        except OSError as error:
+            _log.error("volume %s: %s: the next start will try again", name, words(error))
 
     async def hide(self, name: str) -> None:
         """Move it to a temporary name before its record is deleted; `restore` undoes it, `discard`
@@ -328,7 +337,6 @@ class LocalDriver:
         await self._in_slow_thread(self._hide, name)
 
     def _hide(self, name: str) -> None:
-        self._unmount(name)
         try:
             self._discard(name)
             self._rename(name, HIDDEN + name)
@@ -354,7 +362,7 @@ class LocalDriver:
         try:
             await self._in_slow_thread(self._discard, name)
         except OSError as error:
-            _log.warning("volume %s: removing its files: %s", name, error)
+            _log.warning("volume %s: removing its files: %s", name, words(error))
 
     undo_create = discard
 
@@ -363,8 +371,15 @@ class LocalDriver:
 
     def _discard(self, name: str) -> None:
         # Mounts in the tree are not entered: rmdir(2) of a mount point is EBUSY, and `remove_tree`
-        # tries that first.
-        tree.remove_tree(self._top, os.fsencode(HIDDEN + name))
+        # tries that first. Few volumes have mounts, and the list of all mounts of a host is long.
+        hidden = HIDDEN + name
+        try:
+            tree.remove_tree(self._top, os.fsencode(hidden))
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            self._unmount(hidden)
+            tree.remove_tree(self._top, os.fsencode(hidden))
 
     # --- use --------------------------------------------------------------------------------------
 
@@ -375,7 +390,7 @@ class LocalDriver:
         """
         if parsed := parse_options(name, options):
             if not self._users.get(name):
-                await host_paths.run(self._mount, name, parsed)
+                await self._foreign.run(self._mount, name, parsed)
             self._users.setdefault(name, set()).add(user)
         return self.mountpoint(name)
 
@@ -386,7 +401,7 @@ class LocalDriver:
             users.discard(user)
             if not users:
                 del self._users[name]
-                await host_paths.run(self._unmount, name)
+                await self._foreign.run(self._unmount, name)
 
     def _mount(self, name: str, options: Options) -> None:
         path = self.mountpoint(name)
@@ -521,7 +536,7 @@ class LocalDriver:
         except FileNotFoundError:
             return
         except OSError as error:
-            _log.warning("%s: %s", directory, error)
+            _log.warning("%s: %s", directory, words(error))
 
     async def is_empty(self, name: str) -> bool:
         """True if its directory has no entry; a mount on it counts as it is now."""
@@ -540,16 +555,11 @@ class LocalDriver:
         return [size for part in counted for size in part]
 
     def _sizes(self, names: Sequence[str]) -> list[int]:
-        return [self._size(name) for name in names]
-
-    def _size(self, name: str) -> int:
-        try:
-            with self._data(name) as place:
-                return tree.usage(place)[0]
-        except (EngineError, OSError) as error:
-            if not isinstance(error.__cause__, FileNotFoundError):  # it has just been removed
-                _log.warning("volume %s: its size: %s", name, error)
-            return -1
+        found = tree.sizes(self._top, [os.fsencode(f"{name}/_data") for name in names])
+        for name, size in zip(names, found, strict=True):
+            if size < 0 and size != -errno.ENOENT:  # it has just been removed
+                _log.warning("volume %s: its size: %s", name, os.strerror(-size).lower())
+        return [max(size, -1) for size in found]
 
     # --- the image's content ----------------------------------------------------------------------
 
@@ -560,7 +570,8 @@ class LocalDriver:
         `staged`: the volume still has its temporary name and no mount. Raises ServerError; then the
         copy has been removed.
         """
-        await host_paths.run(self._populate, name, source, staged)
+        run = self._foreign.run if name in self._users else self._slow_threads.run
+        await run(self._populate, name, source, staged)
 
     def _populate(self, name: str, source: int, staged: bool) -> None:
         with self._data(HIDDEN + name if staged else name) as place:

@@ -58,9 +58,6 @@ class PluginDriver:
         self.check(name, options)
         await self._call("create", name, "Create", Opts=dict(options))
 
-    async def keep(self, name: str) -> None:
-        """Nothing to do: `create` has made the volume under its name."""
-
     async def hide(self, name: str) -> None:
         await self._call("remove", name, "Remove")
 

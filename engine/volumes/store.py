@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -103,6 +104,8 @@ class VolumeStore:
         self._plugins = PluginDrivers(plugins)
         plugins.users.append(self._made_by)
         self._volumes: dict[str, VolumeRecord] = {}
+        self._views: dict[str, tuple[VolumeRecord, Volume]] = {}
+        """Of volumes that were asked for."""
         self._users: dict[str, dict[str, None]] = {}
         """Volume → ids of the containers that use it, running or not."""
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -166,15 +169,22 @@ class VolumeStore:
 
         Values of one filter name are alternatives, except labels, which must all match.
         """
-        found, warnings = await self._plugins.listed()
-        for name, record in self._volumes.items():
-            found[name] = views.merged(record, self._mountpoint(record), found.get(name))
-        chosen = [
-            each
-            for each in found.values()
-            if views.matches(each, filters) and (dangling is None or dangling == (each.name not in self._users))
-        ]
-        return sorted(chosen, key=lambda each: each.name), warnings
+        listed, warnings = await self._plugins.listed()
+
+        def wanted(name: str, driver: str, labels: Mapping[str, str]) -> bool:
+            return views.matches(name, driver, labels, filters) and dangling in (None, name not in self._users)
+
+        # Records are compared, and views made of those that match: views take most of the time.
+        every = not filters and dangling is None
+        chosen = {
+            name: views.merged(record, self._mountpoint(record), listed[name]) if name in listed else self._view(record)
+            for name, record in self._volumes.items()
+            if every or wanted(name, record.driver, views.labels(record))
+        }
+        for name, volume in listed.items():
+            if name not in self._volumes and wanted(name, volume.driver, volume.labels):
+                chosen[name] = volume
+        return [chosen[name] for name in sorted(chosen)], warnings
 
     async def get(self, name: str) -> Volume:
         """One volume. Raises NotFound `get NAME: no such volume`."""
@@ -205,12 +215,13 @@ class VolumeStore:
             record = await self._existing(name, body.driver)
             if record is None:
                 record = await self._make(name, body.driver or local.NAME, body.driver_opts, own_labels)
+                then = functools.partial(self._local.keep_now, name) if record.driver == local.NAME else None
                 try:
-                    await self._records.commit(self._table.put(name, record))
+                    await self._records.commit(self._table.put(name, record), then=then)
                 except BaseException:
                     await self._undo(record)
                     raise
-                await self._keep(record)
+                self._volumes[name] = record
             self._events.publish("volume", "create", name, {"driver": record.driver})
             with contextlib.suppress(EngineError):
                 return await self.get(name)
@@ -668,10 +679,8 @@ class VolumeStore:
 
     async def _keep(self, record: VolumeRecord) -> None:
         self._volumes[record.name] = record
-        try:
-            await (await self._driver(record.driver, f"create {record.name}")).keep(record.name)
-        except (EngineError, OSError) as error:
-            _log.error("volume %s: %s: the next start will try again", record.name, error)
+        if record.driver == local.NAME:
+            await self._local.keep(record.name)
 
     async def _undo(self, record: VolumeRecord) -> None:
         try:
@@ -689,6 +698,7 @@ class VolumeStore:
     async def _forget(self, record: VolumeRecord, driver: Driver | None = None) -> None:
         """Its row is deleted. Without `driver` its content stays."""
         self._volumes.pop(record.name, None)
+        self._views.pop(record.name, None)
         if driver is not None:
             await driver.discard(record.name)
         self._events.publish("volume", "destroy", record.name, {"driver": record.driver})
@@ -697,7 +707,14 @@ class VolumeStore:
         return self._local.mountpoint(record.name) if record.driver == local.NAME else record.path
 
     def _view(self, record: VolumeRecord) -> Volume:
-        return views.merged(record, self._mountpoint(record), None)
+        """As its record alone shows it; kept as long as that is the volume's."""
+        kept = self._views.get(record.name)
+        if kept is None or kept[0] is not record:
+            view = views.merged(record, self._mountpoint(record), None)
+            if self._volumes.get(record.name) is record:
+                self._views[record.name] = record, view
+            return view
+        return kept[1]
 
 
 class Mounted(msgspec.Struct, frozen=True):

@@ -85,13 +85,15 @@ def of_plugin(volume: PluginVolume, driver: str, scope: str) -> Volume:
     )
 
 
-def matches(volume: Volume, filters: Mapping[str, Sequence[str]]) -> bool:
-    """True if it matches one of the values of each filter, and all labels. Not here: `dangling`."""
+def matches(name: str, driver: str, own: Mapping[str, str], filters: Mapping[str, Sequence[str]]) -> bool:
+    """True if a volume with the labels `own` matches one of the values of each filter, and all
+    labels. Not here: `dangling`.
+    """
     names, drivers = filters.get("name"), filters.get("driver")
     return (
-        (not names or patterns.match(names, volume.name))
-        and (not drivers or any(wanted and wanted in volume.driver for wanted in drivers))
-        and texts.have_all(volume.labels, filters.get("label", ()))
+        (not names or patterns.match(names, name))
+        and (not drivers or any(wanted and wanted in driver for wanted in drivers))
+        and texts.have_all(own, filters.get("label", ()))
     )
 
 

@@ -8,12 +8,17 @@ a list, the type allows both; the engine stores and sends the list (`containers/
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from engine.wire.system import LogDelivery
 
 Strings = list[str] | str | None
 """Go's strslice: a string means a list of that one string; null means not given."""
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""For the documents of images, whose numbers are checked by type alone."""
 
 Empty = dict[str, object]
 """The value `{}` in Go's set types, such as ExposedPorts. Clients may put any content in it."""
@@ -23,11 +28,11 @@ class Healthcheck(msgspec.Struct, rename="pascal", omit_defaults=True, kw_only=T
     """How to test that the container works; durations in nanoseconds, 0 inherits."""
 
     test: list[str] | None = None
-    interval: int = 0
-    timeout: int = 0
-    start_period: int = 0
-    start_interval: int = 0
-    retries: int = 0
+    interval: Int64 = 0
+    timeout: Int64 = 0
+    start_period: Int64 = 0
+    start_interval: Int64 = 0
+    retries: Int64 = 0
 
 
 class Config(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=False):
@@ -56,7 +61,7 @@ class Config(msgspec.Struct, rename="pascal", kw_only=True, frozen=True, gc=Fals
     on_build: list[str] | None = None
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     stop_signal: str | int | msgspec.UnsetType = msgspec.UNSET
-    stop_timeout: int | msgspec.UnsetType = msgspec.UNSET
+    stop_timeout: Int64 | msgspec.UnsetType = msgspec.UNSET
     shell: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 

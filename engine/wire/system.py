@@ -66,6 +66,7 @@ class Runtime(msgspec.Struct, frozen=True):
     """`status`: documents about it, as text, by the names of their specifications."""
 
     path: str
+    runtime_args: list[str] | msgspec.UnsetType = msgspec.field(name="runtimeArgs", default=msgspec.UNSET)
     status: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -73,6 +74,11 @@ class Commit(msgspec.Struct, rename="pascal", frozen=True):
     """The version of a program."""
 
     id: str = msgspec.field(name="ID")
+
+
+class DefaultAddressPool(msgspec.Struct, rename="pascal", frozen=True):
+    base: str
+    size: int
 
 
 class FirewallBackend(msgspec.Struct, rename="pascal", frozen=True):
@@ -205,6 +211,8 @@ class Info(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     init_commit: Commit
     generic_resources: list[dict[str, object]] | None = None
     firewall_backend: FirewallBackend
+    default_address_pools: list[DefaultAddressPool] | msgspec.UnsetType = msgspec.UNSET
+    """Those of the operator."""
     cdi_spec_dirs: list[str] = msgspec.field(name="CDISpecDirs")
     discovered_devices: list[DiscoveredDevice] | msgspec.UnsetType = msgspec.UNSET
     warnings: list[str]

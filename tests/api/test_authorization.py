@@ -153,10 +153,10 @@ def test_rule_2_a_large_body_is_shown_whole(engine: TempEngine, plugin: AuthzPlu
         ('{"Name":"a","Labels":{"x":"1","X":"2"}}', "it has the key 'X' as 'x' and as 'X'"),
         ('{"N\\u0061me":"a","Name":"b"}', "it has the key 'Name' twice"),
         ('{"Driver\u017f":1,"Drivers":2}', "it has the key 'Drivers' as"),
-        ('{"Name":"a"}{"Name":"b"}', "Extra data"),
+        ('{"Name":"a"}{"Name":"b"}', "extra data"),
         ("[" * 100_000, "it is nested too deeply"),
-        ("\ufeff{}", "Expecting value"),
-        ("{", "Expecting property name"),
+        ("\ufeff{}", "expecting value"),
+        ("{", "expecting property name"),
     ],
 )
 def test_rule_3_a_body_that_two_parsers_could_read_in_two_ways(

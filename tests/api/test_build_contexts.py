@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
+import json
 import os
 import tarfile
 from pathlib import Path
@@ -202,3 +204,35 @@ def test_nothing_reads_the_hosts_files(builder: TempEngine, tmp_path: Path) -> N
         body = context(f"FROM busybox\n{line}\nRUN cat /x /x/*\n", files)
         answer = builder.request("POST", "/v1.24/build", body, TAR, 60)
         assert b"secret of the host" not in answer.body and b"errorDetail" in answer.body, answer
+
+
+@pytest.mark.parametrize("below", ["", "FROM busybox\nRUN mkdir -m 1750 /x && chown 3:4 /x\n"])
+def test_archives_with_names_that_occur_twice(builder: TempEngine, below: str, tmp_path: Path) -> None:
+    """The layer has each name once: Docker would not take it otherwise."""
+    inner = tar([Node("x/b", b"first"), hard_link("x/c", "x/b"), Node("x/b", b"second"), Node("x/d/e", b"deep")])
+    archive = tar([Node("b", b"archived")])
+    nodes = {"b": Node("b", b"own"), "c": hard_link("c", "b"), "a.tar": archive, "i.tar": inner}
+    last = f"{below or 'FROM scratch'}\nADD i.tar /\nADD b a.tar c /y/\n"
+    image = build(builder, last, nodes).id
+    saved = io.BytesIO(builder.request("GET", f"/v1.24/images/{image}/get").body)
+    with tarfile.open(fileobj=saved) as archive:
+        member = archive.extractfile("manifest.json")
+        assert member is not None
+        for name in json.load(member)[0]["Layers"][-2:]:
+            layer = archive.extractfile(name)
+            with tarfile.open(fileobj=layer) as opened:
+                names = opened.getnames()
+            assert len(set(names)) == len(names), names
+    container = builder.create("true", Image=image)
+    exported = io.BytesIO(builder.request("GET", f"/v1.24/containers/{container}/export").body)
+    with tarfile.open(fileobj=exported) as root:
+        texts = {
+            name: file.read()
+            for name in ("x/b", "x/c", "x/d/e", "y/b", "y/c")
+            if (file := root.extractfile(name)) is not None
+        }
+        above = root.getmember("x")
+    assert texts == {"x/b": b"second", "x/c": b"first", "x/d/e": b"deep", "y/b": b"archived", "y/c": b"own"}
+    if below:
+        assert (above.mode, above.uid, above.gid) == (0o1750, 3, 4), "that of the image below"
+    builder.request("DELETE", f"/v1.24/containers/{container}")

@@ -1,6 +1,7 @@
 """What one Dockerfile means to BuildKit's protocol and to the classic builder, where they differ.
 
-The values for BuildKit are read from its sources, and were not compared with a running one.
+The values for BuildKit are those of dockerd 28.5, which was given these files. It fetches
+frontends.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.support.builds import building
+from tests.support.builds import building, sessions
 from tests.support.builds.buildx import Build, Built, dockerfile
 from tests.support.engine.harness import TempEngine
 from tests.support.images.archives import Node, hard_link, tar
@@ -19,7 +20,9 @@ from tests.support.images.archives import Node, hard_link, tar
 pytestmark = pytest.mark.own
 
 
-def buildx(engine: TempEngine, text: str, files: Mapping[str, bytes] | None = None, **arguments: str) -> Built:
+def buildx(
+    engine: TempEngine, text: str, files: Mapping[str, bytes | sessions.Node] | None = None, **arguments: str
+) -> Built:
     """A build by BuildKit's protocol, of steps that nothing has in its cache."""
     text = re.sub(r"^(FROM .*)", rf"\1\nLABEL unique={secrets.token_hex(8)}", text, count=1, flags=re.M)
     options = {f"build-arg:{name}": value for name, value in arguments.items()}
@@ -94,6 +97,59 @@ def test_an_argument_keeps_its_value(builder: TempEngine) -> None:
     assert "child --" in classic(builder, text + "FROM one\nRUN echo child -$V-\n")
 
 
+def test_arg_and_env_in_their_order(builder: TempEngine) -> None:
+    show = "LABEL $X-$Y=\nRUN echo $X $Y\n"
+    text = f"FROM busybox AS one\nENV X=e\nARG X=a Y=${{X:?}}b\n{show}"
+    assert printed(buildx(builder, text)) == b"a ab\n"
+    assert printed(buildx(builder, text, X="given")) == b"given givenb\n"
+    assert printed(buildx(builder, f"{text}ENV X=f\n{show}")) == b"f ab\n"
+    assert printed(buildx(builder, f"{text}FROM one\n{show}")) == b"e ab\n"
+    assert "e eb" in classic(builder, text)
+    blank = buildx(builder, f"FROM busybox\nARG X=a Y=${{X:?none}}\n{show}", X="")
+    assert blank.failure is not None and "X: none" in blank.failure.message
+
+
+def test_names_of_steps_have_values(builder: TempEngine) -> None:
+    text = (
+        'FROM busybox\nARG A=one\nENV B=\'b c\'\nrun echo $A "$B" $NONE ${NONE:-$A} >/dev/null\nWORKDIR "/$B/$NONE"\n'
+        "COPY --chown=1:1 f$NONE /$A/\nRUN <<EOF\n: $A\n:\nEOF\nRUN : # ${A^} $A\n"
+        "RUN --mount=type=secret,id=s,env=S : $S\n"
+    )
+    names = [vertex.name for vertex in buildx(builder, text, {"f": b""}).vertices if vertex.name[0:2] == "[s"]
+    assert names[1:] == [
+        '[stage-0 2/7] RUN echo one "b c" $NONE ${NONE:-one} >/dev/null',
+        "[stage-0 3/7] WORKDIR /b c/",
+        "[stage-0 4/7] COPY --chown=1:1 f /one/",
+        "[stage-0 5/7] RUN <<EOF (: one...)",
+        "[stage-0 6/7] RUN : # ${A^} $A",
+        "[stage-0 7/7] RUN --mount=type=secret,id=s,env=S : ****",
+    ]
+
+
+def test_what_only_the_classic_builder_says(builder: TempEngine) -> None:
+    text = "FROM busybox\nHEALTHCHECK CMD a\nHEALTHCHECK CMD b\n"
+    built = buildx(builder, text, UNUSED="x")
+    assert [vertex.name for vertex in built.vertices if not vertex.name.startswith("[internal]")] == [
+        "[1/1] FROM docker.io/library/busybox:latest",
+        "exporting to image",
+    ]
+    lines = building.build(builder, text, api="v1.40", buildargs='{"UNUSED":"x"}').lines
+    assert "[Warning] One or more build-args [UNUSED] were not consumed" in lines
+    assert "Note: overriding previous HEALTHCHECK: [CMD-SHELL a]" in lines
+
+
+def test_the_working_directory_of_scratch(builder: TempEngine) -> None:
+    named = {"dockerfile": {"Dockerfile": b"FROM other\n"}, "context": {}, "other": {"f": b""}}
+    for built in (
+        buildx(builder, "FROM scratch\nCOPY f /\n", {"f": b""}),
+        buildx(builder, "FROM scratch\n"),
+        Build(builder.socket, named, options={"context:other": "local:other"}).result(),
+    ):
+        assert builder.request("GET", f"/images/{built.image_id}/json").json()["Config"]["WorkingDir"] == "/"
+    built = building.build(builder, "FROM scratch\nCOPY f /\n", {"f": b""})
+    assert builder.request("GET", f"/images/{built.id}/json").json()["Config"].get("WorkingDir", "") == ""
+
+
 def test_a_cache_of_another_owner_is_another_cache(builder: TempEngine) -> None:
     name = secrets.token_hex(8)
     text = (
@@ -146,10 +202,66 @@ def test_copy_keeps_the_kinds_of_what_is_there(builder: TempEngine) -> None:
 def test_wildcards_that_match_nothing(builder: TempEngine) -> None:
     text = "FROM busybox\nCOPY nomatch* /x/\nADD d/*.none e*/x /x/\nRUN ls /x || echo nothing\n"
     assert printed(buildx(builder, text, {"d/a": b""})) == b"nothing\n"
-    failed = buildx(builder, "FROM busybox\nCOPY nowhere/* /x/\n", {"d/a": b""})
-    assert failed.failure is not None and "nowhere" in failed.failure.message
+    for source, words in (("nowhere/*", "nowhere"), ("d/a d/[", "syntax error in pattern: [")):
+        failed = buildx(builder, f"FROM busybox\nCOPY {source} /x/\n", {"d/a": b""})
+        assert failed.failure is not None and words in failed.failure.message
     error = building.build(builder, "FROM busybox\nCOPY nomatch* /x/\n").error
     assert error is not None and "No source files were specified" in error["error"]
+
+
+def test_several_sources_without_a_slash_after_the_destination(builder: TempEngine) -> None:
+    text = (
+        'FROM busybox\nWORKDIR /w\nCOPY a b /w\nCOPY a <<c /file\nhere\nc\nCOPY d a /new\nCOPY ["a", "b", "../json"]\n'
+        "RUN cat /w/a /w/b /file /new/a /json && ls /new\n"
+    )
+    files = {"a": b"of-a\n", "b": b"of-b\n", "d/x": b""}
+    assert printed(buildx(builder, text, files)) == b"of-a\nof-b\nhere\nof-a\nof-b\na\nx\n"
+    failed = buildx(builder, "FROM busybox\nCOPY a d /x\n", files)
+    assert failed.failure is not None and "cannot copy to non-directory: /x" in failed.failure.message
+    error = building.build(builder, text, files).error
+    assert error is not None and "the destination must be a directory and end with a /" in error["error"]
+
+
+SOURCES_ABOVE = """\
+FROM busybox AS other
+RUN mkdir /q && echo of-other >/q/w
+FROM busybox
+COPY ../k /copy
+ADD no/../../k /add
+COPY ../d/*.txt /d/
+COPY --parents ../d/./../../a.txt /parents/
+COPY --from=other ../q/w /other
+COPY <<../../h <</i <<j[1] /h/
+h
+../../h
+i
+/i
+j
+j[1]
+RUN --mount=type=bind,source=../link/../k,target=/m cat /m
+RUN --mount=from=other,source=../q/../q,target=/m cat /m/w
+RUN --mount=type=cache,from=other,source=../q,target=/m cat /m/w
+RUN cat /copy /add /d/a.txt /parents/a.txt /other /h/h /h/i /h/j[1]
+"""
+
+
+def test_sources_above_the_root_of_their_tree(builder: TempEngine) -> None:
+    """They begin at the root. Links lead nowhere else either. The classic builder refuses them."""
+    files = {"k": b"of-k\n", "d/a.txt": b"of-a\n", "link/x": b"", ".dockerignore": b"no\n"}
+    built = buildx(builder, SOURCES_ABOVE, files)
+    assert printed(built) == b"of-k\nof-k\nof-a\nof-a\nof-other\nh\ni\nj\n"
+    logs = [vertex.log for vertex in built.vertices if "RUN --mount" in vertex.name]
+    assert logs == [b"of-k\n", b"of-other\n", b"of-other\n"]
+    for line in ("COPY ../k /", "ADD d/../../k /", "COPY --from=other ../q /", "RUN --mount=source=../k,target=/m ls"):
+        text = f"FROM busybox AS other\nFROM busybox\n{line}\n"
+        error = building.build(builder, text, files).error
+        assert error is not None and "Forbidden path outside the build context: " in error["error"]
+
+
+def test_links_that_lead_above_the_root_of_their_tree(builder: TempEngine) -> None:
+    text = "FROM busybox\nCOPY ../up/k /copy\nRUN --mount=source=../up/up/k,target=/m cat /m /copy\n"
+    files = {"k": b"of-k\n", "up": sessions.Node(mode=sessions.LINK | 0o777, target="../../..")}
+    assert printed(buildx(builder, text, files)) == b"of-k\nof-k\n"
 
 
 def test_add_of_a_file_an_archive_and_a_link_to_the_file(builder: TempEngine) -> None:

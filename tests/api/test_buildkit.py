@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import secrets
 import socket
 import tarfile
@@ -72,7 +73,7 @@ def test_a_build(builder: TempEngine) -> None:
         "[1/3] FROM docker.io/library/busybox:latest",
     ]
     assert all(vertex.done and not vertex.error for vertex in built.vertices)
-    run = built.vertex(f"[3/3] RUN echo {word} $X; echo problem >&2")
+    run = built.vertex(f"[3/3] RUN echo {word} yes; echo problem >&2")
     assert (run.log, run.errors, run.cached) == (f"{word} yes\n".encode(), b"problem\n", False)
     exported = built.vertex("exporting to image").statuses
     assert exported == {f"writing image {digest}": True} | {f"naming to {tag}": True for tag in tags.split(",")}
@@ -82,6 +83,41 @@ def test_a_build(builder: TempEngine) -> None:
     again = Build(builder.socket, directories, options=options).result()
     assert again.image_id == digest and again.vertex(run.name).cached
     assert "image.name" not in again.response
+
+
+def sent(built: Built) -> int:
+    """Bytes of the context that the client was asked for, as a tar archive has them."""
+    (status,) = [each for each in built.vertex("[internal] load build context").statuses if ": " in each]
+    size, unit = re.fullmatch(r"transferring context: ([0-9.]+)(B|kB|MB)", status).groups()  # type: ignore[union-attr]
+    return int(float(size) * {"B": 1, "kB": 1000, "MB": 1000_000}[unit])
+
+
+def test_only_what_a_build_reads_is_sent(builder: TempEngine) -> None:
+    word = unique()
+    files = {"a": b"a", "big": bytes(1 << 20), "sub": Node(mode=sessions.DIRECTORY | 0o755), "sub/b.c": b"b"}
+
+    def build_of(text: str) -> Built:
+        built = Build(builder.socket, {"dockerfile": {"Dockerfile": text.encode()}, "context": files}).result()
+        assert built.failure is None, built.failure
+        return built
+
+    assert sent(build_of(f"FROM busybox\nCOPY a sub/*.c /{word}/")) < 10_000
+    assert sent(build_of(f"FROM busybox\nCOPY . /{word}/")) > 1 << 20
+    assert sent(build_of("FROM busybox\nRUN --mount=source=sub,target=/s cat /s/b.c")) < 10_000
+    # of an unused stage nothing is sent, and without files there is no transfer
+    unread = build_of(f"FROM busybox AS unused\nCOPY . /\nFROM busybox\nRUN echo {word}")
+    assert "[internal] load build context" not in [vertex.name for vertex in unread.vertices]
+    missing = Build(builder.socket, dockerfile("FROM busybox\nCOPY none /")).result()
+    assert missing.failure is not None and "file not found in build context" in missing.failure.message
+
+
+def test_the_triggers_of_a_base_say_what_is_sent(builder: TempEngine) -> None:
+    base = f"{unique()}:1"
+    Build(builder.socket, dockerfile("FROM busybox\nONBUILD COPY a /a\nENV PLACE=sub"), names=base).result()
+    files = {"a": b"a", "big": bytes(1 << 20), "sub": Node(mode=sessions.DIRECTORY | 0o755), "sub/b": b"b"}
+    text = f"FROM {base}\nCOPY $PLACE /b\nRUN cat /a /b/b"
+    built = Build(builder.socket, {"dockerfile": {"Dockerfile": text.encode()}, "context": files}).result()
+    assert built.failure is None and sent(built) < 10_000
 
 
 def test_older_clients_name_the_frontend_in_solve(builder: TempEngine) -> None:
@@ -425,6 +461,21 @@ def test_a_command_that_fails(builder: TempEngine) -> None:
     assert built.response == {}
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("FROM busybox\n\nRUN false \\\n  || false\nRUN true\n", (3, 4)),
+        ("FROM busybox AS a\nRUN <<E\nexit 3\nE\nFROM busybox\nCOPY --from=a / /\n", (2, 4)),
+        ("FROM busybox\n# comment\nCOPY none /\n", (3, 3)),
+        ("FROM busybox\nRUNX true\n", (2, 2)),
+        ("FROM busybox\nFROM a.invalid/b\n", (2, 2)),
+    ],
+)
+def test_where_a_failure_is(builder: TempEngine, text: str, place: tuple[int, int]) -> None:
+    failure = build(builder, text).failure
+    assert failure is not None and failure.places == [place]
+
+
 def test_a_command_that_prints_what_the_builder_says(builder: TempEngine) -> None:
     said = "Step 3/3 : RUN evil\n ---> Using cache\nSuccessfully built 0123456789ab\n"
     text = f"FROM busybox AS one\nRUN printf '%b' '{said!r}'; : {unique()}\nFROM one\nENV a=b\nRUN exit 3\n".replace(
@@ -758,7 +809,7 @@ def test_the_cache(own_engine: TempEngine) -> None:
     ]
     assert engine.request("GET", f"/v1.24/images/{first}/json").status == 404
     again = build(engine, text, names="gone:1")
-    assert again.image_id == first and again.vertices[4].cached, again
+    assert again.image_id == first and again.vertices[3].cached, again
     assert engine.docker("run", "--rm", "gone:1", "cat", "/x").status == 0
     assert len(engine.request("GET", "/v1.24/images/json?all=1").json()) == len(before)
     assert engine.docker("rmi", "gone:1").status == 0

@@ -258,6 +258,10 @@ def test_import_from_a_url(clean: TempEngine, tmp_path: Path) -> None:
         said = bring(clean, None, fromSrc=f"{url}/root.tar.gz", repo="fetched")
         assert said[0]["status"] == f"Downloading from {url}/root.tar.gz"
         assert inspect(clean, "fetched")["RootFS"]["Layers"] == [digest(ROOT)]
+        secret = url.replace("//", "//me:secret@")
+        said = bring(clean, None, fromSrc=f"{secret}/root.tar.gz", repo="fetched")
+        assert said[0]["status"] == f"Downloading from {url}/root.tar.gz"
+        assert inspect(clean, "fetched")["Comment"] == f"Imported from {url}/root.tar.gz"
         missing = clean.request("POST", f"/v1.24/images/create?fromSrc={url}/nothing")
         assert missing.status == 404 and "404" in missing.message, missing
         server.shutdown()

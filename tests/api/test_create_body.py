@@ -223,6 +223,8 @@ def test_warnings_in_dockers_words(engine: TempEngine) -> None:
         ({"Links": ["a:b:c"]}, "Links"),
         ({"Links": ["nobody:b"]}, "nobody"),
         ({"VolumesFrom": ["nobody"]}, "No such container: nobody"),
+        ({"PidMode": "container:nobody"}, "PidMode: No such container: nobody"),
+        ({"IpcMode": "container:nobody"}, "IpcMode: No such container: nobody"),
         ({"VolumesFrom": ["x:wo"]}, "VolumesFrom"),
         ({"CpuPercent": 5}, "CpuPercent"),
         ({"IOMaximumBandwidth": 5}, "IOMaximumBandwidth"),

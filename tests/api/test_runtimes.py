@@ -3,11 +3,15 @@ of its own runtime."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
+from engine.containers.store import ContainerRecord
+from engine.storage.records import Records
 from tests.support.engine.cgroups import Group
 from tests.support.engine.harness import TempEngine
 
@@ -70,8 +74,7 @@ def test_the_whole_life_of_a_container_with_another_runtime(engine: TempEngine) 
 def test_runtimes_that_are_not_configured(engine: TempEngine, name: str) -> None:
     identifier = create(engine, name)["Id"]
     engine.post(f"/containers/{identifier}/start")
-    default = engine.request("GET", f"/v{NEWEST}/info").json()["DefaultRuntime"]
-    assert shown(engine, identifier) == (name or default)
+    assert shown(engine, identifier) == (name or "runc")
     assert engine.docker("exec", identifier, "true").status == 0
 
 
@@ -94,8 +97,10 @@ def test_an_init_by_default(engine: TempEngine) -> None:
 
 
 def test_they_are_in_info(engine: TempEngine) -> None:
-    runtimes = engine.request("GET", f"/v{NEWEST}/info").json()["Runtimes"]
-    assert {"slow", "gone"} < runtimes.keys() and runtimes["gone"]["path"] == "/not/there"
+    info = engine.request("GET", f"/v{NEWEST}/info").json()
+    runtimes = info["Runtimes"]
+    assert {"slow", "gone", "io.containerd.runc.v2"} < runtimes.keys() and runtimes["gone"]["path"] == "/not/there"
+    assert info["DefaultRuntime"] == "runc" in runtimes
 
 
 def test_a_daemon_that_starts_again_knows_whose_container_it_is(engine: TempEngine) -> None:
@@ -106,3 +111,23 @@ def test_a_daemon_that_starts_again_knows_whose_container_it_is(engine: TempEngi
     engine.post(f"/containers/{identifier}/pause")
     engine.post(f"/containers/{identifier}/unpause")
     engine.post(f"/containers/{identifier}/stop?t=0")
+
+
+def test_running_containers_of_an_earlier_version(engine: TempEngine) -> None:
+    """Their records have one name: the one that the client sent, or that of the engine's choice."""
+    known = {create(engine, name)["Id"]: name for name in ("", "slow", "crun")}
+    for identifier in known:
+        engine.post(f"/containers/{identifier}/start")
+    chosen = engine.request("GET", f"/v{NEWEST}/version").json()["Components"][1]["Name"]
+    engine.terminate()
+    records = Records(engine.root / "state.db")
+    table = records.table("container", ContainerRecord)
+    for identifier, record in table.load().items():
+        host = msgspec.structs.replace(record.host, runtime=known[identifier] or chosen)
+        change = table.put(identifier, msgspec.structs.replace(record, host=host, runtime=""))
+        asyncio.run(records.commit(change))
+    records.close()
+    engine.start()
+    assert [shown(engine, identifier) for identifier in known] == ["runc", "slow", "runc"]
+    for identifier in known:
+        assert engine.docker("exec", identifier, "echo", "there").line == "there"

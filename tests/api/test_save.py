@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.engine.client import Answer
 from tests.support.engine.harness import TempEngine, until
-from tests.support.images.archives import Image, Node, busybox_layer, digest, directory, docker_archive, tar
+from tests.support.images.archives import Image, Node, busybox_layer, digest, directory, docker_archive, symlink, tar
 
 pytestmark = pytest.mark.own
 
@@ -120,7 +120,9 @@ def test_through_the_cli_and_back(loaded: TempEngine) -> None:
 
 
 def test_an_image_with_a_layer_that_replaces_its_own_files(engine: TempEngine) -> None:
-    layer = tar([Node("f", b"first" * 1000), Node("f", b"second"), directory("d/"), Node("d", b"a file now")])
+    """Under another name, by a link: a name itself occurs once."""
+    way = [directory("d/"), symlink("way", "d"), directory("way/sub")]
+    layer = tar([*way, Node("d/f", b"first" * 1000), Node("way/f", b"second"), Node("d/sub", b"a file now")])
     image = Image([layer], ["odd:latest"], {})
     engine.request("POST", "/v1.24/images/load", docker_archive(image), {"Content-Type": "application/x-tar"})
     found = members(engine.request("GET", "/v1.24/images/odd/get"))

@@ -88,7 +88,7 @@ def test_version(engine: TempEngine) -> None:
     found = get(engine, "/version")
     assert (found["ApiVersion"], found["MinAPIVersion"]) == (NEWEST, "1.18")
     first, *others = found["Components"]
-    assert first["Name"] == "Engine" and first["Version"] == found["Version"]
+    assert first["Name"] == "Engine" and found["Version"] == f"29.7.2+engined.{first['Version']}"
     assert all(isinstance(value, str) for value in first["Details"].values())
     same = {"ApiVersion", "Arch", "BuildTime", "GitCommit", "GoVersion", "KernelVersion", "MinAPIVersion", "Os"}
     assert {name: first["Details"][name] for name in same} == {name: found[name] for name in same}

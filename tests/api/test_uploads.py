@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import PATIENCE
 from tests.support.engine.harness import TempEngine, busybox_archive, until
+from tests.support.forks import fork
 
 
 def connect(engine: TempEngine, seconds: float = 30.0) -> socket.socket:
@@ -186,7 +187,7 @@ def test_large_bodies_at_once_are_all_read(engine: TempEngine) -> None:
     start = head("/v1.24/containers/create", len(body)).replace(b"application/x-tar", b"application/json")
     children = []
     for _ in range(6):
-        child = os.fork()
+        child = fork()
         if not child:
             status = 1
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -216,6 +217,26 @@ def test_engined_stop_does_not_wait_for_an_unmount_that_began_before() -> None:
             until("it unmounts", lambda: plugin.names("Unmount"))
             own.stop()
             own.assert_gone()
+
+
+def test_the_daemon_listens_while_the_clean_up_of_a_last_run_hangs() -> None:
+    """And restart policies of other containers are carried out."""
+    with TempEngine("--plugin-timeout", "600") as own:
+        own.load_busybox()
+        with contextlib.closing(VolumePlugin(own.base / "far")) as plugin:
+            plugin.listen(own.run / "plugins" / "far.sock")
+            always = {"RestartPolicy": {"Name": "always"}}
+            other = own.started("sleep", "600", host=always)
+            container = own.started("sleep", "600", host=always | {"Binds": ["v:/v"], "VolumeDriver": "far"})
+            pids = [own.inspect(each)["State"]["Pid"] for each in (other, container)]
+            own.kill9()
+            plugin.delays["VolumeDriver.Unmount"] = 600
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            own.start()
+            until("the other runs again", lambda: own.inspect(other)["State"]["Running"])
+            assert plugin.names("Unmount") == ["v"] and not own.inspect(container)["State"]["Pid"]
+            own.stop()
 
 
 def test_a_socket_without_a_server(engine: TempEngine, plugged: TempEngine) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import logging
 import os
 import socket
 import struct
@@ -34,6 +35,7 @@ from engine.system.netlink.rtnl import RouteSocket
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import NetworkCreate
 from tests.support.fakes.networks import Both
+from tests.support.forks import fork
 
 pyroute2 = pytest.importorskip("pyroute2")
 
@@ -47,7 +49,7 @@ Body = Callable[[Path], Coroutine[Any, Any, None]]
 def isolated(body: Body, directory: Path) -> None:
     """Run the body isolated from the host's network; its failure is this test's."""
     reading, writing = os.pipe()
-    child = os.fork()
+    child = fork()
     if child == 0:
         words = ""
         try:
@@ -168,7 +170,7 @@ async def _netlink(_: Path) -> None:
         interface = IPv4Interface("10.9.0.1/24")
         links.apply(rtnl.add_address(bridge.ifindex, interface))
         assert [each.interface for each in links.addresses(bridge.ifindex)] == [interface]
-        assert (int(interface.network[0]), int(interface.network[-1])) in links.route_spans()
+        assert (int(interface.network[0]), int(interface.network[-1]), False) in links.route_spans()
         with pytest.raises(rtnl.NetlinkError, match=r"10.9.0.1/24.*exists"):
             links.apply(rtnl.add_address(bridge.ifindex, interface))
         with pytest.raises(rtnl.NetlinkError, match="link nothere") as caught:
@@ -290,7 +292,7 @@ async def _subnets(directory: Path) -> None:
         second = Engine(Config(bridge="e2", bridge_subnet="10.77.0.5/24"), records)
         await second.open()
         assert str(first.subnet) == "172.18.0.0/16", "172.17 is a route of the host"
-        assert (str(second.subnet), str(second.gateway)) == ("10.77.0.0/24", "10.77.0.5")
+        assert (str(second.subnet), second.host_gateway) == ("10.77.0.0/24", "10.77.0.5")
         given = {(await second.endpoint(str(number))).endpoint.ip_address for number in range(6)}
         assert given == {f"10.77.0.{number}" for number in (1, 2, 3, 4, 6, 7)}, "the gateway's own is never given"
         assert first.get("host").record == second.get("host").record, "ids are the records'"
@@ -331,6 +333,65 @@ async def _sleeping_in(sandbox: Sandbox) -> AsyncIterator[subprocess.Popen[bytes
     finally:
         container.kill()
         container.wait()
+
+
+def _ip(*argv: str) -> None:
+    subprocess.run(["ip", *argv], check=True)
+
+
+async def _routes(directory: Path) -> None:
+    """Those of a VPN are wider than networks; what is on a link, or not wider, is avoided."""
+    _ip("link", "add", "lan", "address", "02:00:00:00:00:01", "type", "bridge")
+    _ip("tuntap", "add", "dev", "tun0", "mode", "tun")
+    for link in ("lan", "tun0"):
+        _ip("link", "set", link, "up")
+    _ip("address", "add", "203.0.113.2/24", "dev", "lan")
+    _ip("-6", "address", "add", "2001:db8::2/64", "dev", "lan", "nodad")
+    for wide in ("default", "0.0.0.0/1", "128.0.0.0/1", "192.168.0.0/16"):
+        _ip("route", "add", wide, "via", "203.0.113.1")
+    _ip("route", "add", "172.16.0.0/12", "dev", "tun0")
+    _ip("route", "add", "172.18.0.0/24", "dev", "tun0")
+    _ip("route", "add", "172.18.1.0/25", "nexthop", "via", "203.0.113.1", "nexthop", "via", "203.0.113.3")
+    _ip("route", "add", "172.18.2.0/23", "dev", "lan", "table", "7")
+    _ip("-6", "route", "add", "fd00::/16", "via", "2001:db8::1")
+    _ip("-6", "route", "add", "fd00:1::/64", "via", "2001:db8::1")
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("engine.networks.drivers").addHandler(handler)
+    records = Records(directory / "vpn.db")
+    engine = Engine(Config(bridge="e1"), records)
+    await engine.open()
+    assert str(engine.subnet) == "172.17.0.0/16"
+    await engine.create(NetworkCreate(name="mine"))
+    assert str(engine.get("mine").pools[4].subnet) == "172.18.4.0/24"
+    await engine.close(remove=False)
+    assert not warnings
+    _ip("route", "add", "172.18.4.128/25", "via", "203.0.113.1")
+    engine = Engine(Config(bridge="e1"), records)
+    await engine.open()
+    assert str(engine.get("mine").pools[4].subnet) == "172.18.4.0/24", "it is kept"
+    assert warnings == ["network mine: a route of this host hides a part of its subnet 172.18.4.0/24"]
+    await engine.close(remove=True)
+    records.close()
+
+    records = Records(directory / "pools.db")
+    pools = "base=10.9.0.0/23,size=24", "base=fd00:1::/63,size=64"
+    engine = Engine(Config(bridge="e2", address_pools=pools), records)
+    await engine.open()
+    assert str(engine.subnet) == "10.9.0.0/24"
+    await engine.create(NetworkCreate(name="both", enable_ipv6=True))
+    assert [str(pool.subnet) for pool, _ in engine.get("both").subnets] == ["10.9.1.0/24", "fd00:1:0:1::/64"]
+    for body, words in (
+        (NetworkCreate(name="more"), r"network more: .*IPv4 .*--default-address-pool"),
+        (NetworkCreate(name="more", enable_ipv4=False, enable_ipv6=True), r"network more: .*IPv6 .*fully subnetted"),
+    ):
+        with pytest.raises(ServerError, match=words):
+            await engine.create(body)
+    await engine.remove("both")
+    await engine.create(NetworkCreate(name="more"))
+    await engine.close(remove=True)
+    records.close()
 
 
 async def _restart(directory: Path) -> None:
@@ -727,6 +788,7 @@ async def _advertisements_to_an_adopted_bridge(directory: Path) -> None:
         _endpoints,
         _nat,
         _subnets,
+        _routes,
         _restart,
         _deleted,
         _deleted_and_back,

@@ -75,3 +75,35 @@ def test_stop_leaves_no_run_directory(own_engine: TempEngine) -> None:
     assert not engine.run.exists(), os.listdir(engine.run)
     engine.start()
     assert engine.request("GET", "/v1.24/containers/json?all=1").status == 200
+
+
+def test_a_root_of_dockerd_is_refused() -> None:
+    """Before anything in it is changed."""
+    engine = TempEngine()
+    try:
+        for name in ("containers", "volumes", "image/overlay2"):
+            (engine.root / name).mkdir(mode=0o701, parents=True)
+        with pytest.raises(AssertionError, match=r"has data of dockerd \(image\), which this engine cannot use"):
+            engine.start()
+        engine.process = None
+        assert sorted(os.listdir(engine.root)) == ["containers", "image", "volumes"]
+        assert (engine.root / "volumes").stat().st_mode & 0o777 == 0o701
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_start_that_fails_leaves_no_root(made: bool) -> None:
+    """Unless it had something in it before."""
+    engine = TempEngine("--log-driver", "no-such-plugin")
+    try:
+        if made:
+            engine.root.mkdir()
+        with pytest.raises(AssertionError, match="no-such-plugin"):
+            engine.start()
+        engine.process = None
+        assert engine.root.exists() is made
+        assert not made or not os.listdir(engine.root)
+        assert not engine.run.exists()
+    finally:
+        engine.close()

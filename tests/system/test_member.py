@@ -343,8 +343,12 @@ def test_a_full_database_recovers() -> None:
         await until(lambda: _calm(members[1]), 30)
         for task in running:
             task.cancel()
-        assert (await etcd.status()).size < 8 << 20
-        assert not await rooms[0].look()
+
+        async def roomy() -> bool:
+            """A member whose own database raised no alarm returns its pages at its next look."""
+            return not await rooms[0].look() and (await etcd.status()).size < 8 << 20
+
+        await until(roomy, 30 * PATIENCE)
 
     run(work)
 
@@ -381,7 +385,9 @@ def test_records_are_removed_from_a_full_database(monkeypatch: pytest.MonkeyPatc
         # etcd looks at the size now and then only, so the database has become two or three times as
         # big as the quota.
         kept = count // 8
-        for number in range(kept, count):
+        # The last one may be there although its commit has failed: the client repeats what took
+        # long.
+        for number in range(kept, count + 1):
             store = before if number % 2 else after
             async with asyncio.timeout(5 * PATIENCE):
                 await store.commit([Delete(CLAIMS, f"key{number}")])

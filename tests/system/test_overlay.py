@@ -828,7 +828,7 @@ def test_a_change_that_fails(
         else:
             patched.setattr(space.inside, "apply", refused)
         for _ in range(2):
-            with pytest.raises(ServerError, match="Cannot allocate memory"):
+            with pytest.raises(ServerError, match="cannot allocate memory"):
                 host.peers(web, {"10.0.0.21": hosts[1].address, "10.0.0.31": hosts[2].address}, "10.0.0.20")
             host.do(host.overlays.mend())
     if then == "mend":

@@ -567,7 +567,7 @@ def test_probe_works_where_run_is_mounted_noexec(name: str, tmp_path: Path) -> N
     mounts.mount("tmpfs", tmp_path, "tmpfs", mounts.MS_NOEXEC | mounts.MS_NOSUID | mounts.MS_NODEV)
     try:
         with HIERARCHIES.hold():
-            trial = oci.attempt(shutil.which(name, path=oci.SEARCH) or name, tmp_path)
+            trial = oci.attempt([shutil.which(name, path=oci.SEARCH) or name], tmp_path)
         assert trial.works, trial.reason
         assert not list(tmp_path.iterdir())
     finally:

@@ -1,4 +1,6 @@
-"""Clients that stall within large request bodies do not keep another process out."""
+"""Clients that stall within large request bodies do not keep another process out, and are bounded
+in number.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from engine.system.feed import BODIES
+from tests.support.engine.client import Answer
 from tests.support.engine.harness import TempEngine, until
+from tests.support.images.archives import Node, tar
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -46,4 +51,48 @@ def test_others_get_their_turn() -> None:
         assert "Traceback" not in engine.log()
         for client in stalled:
             client.close()
+        engine.remove_all()
+
+
+ARCHIVES = {
+    "load": ("POST", "/images/load?quiet=1"),
+    "import": ("POST", "/images/create?fromSrc=-&repo=late"),
+    "build": ("POST", "/build"),
+    "copy into a container": ("PUT", "/containers/late/archive?path=/"),
+    "plugin": ("POST", "/plugins/create?name=late"),
+}
+
+
+@pytest.mark.parametrize("stalled", ["load", "import"])
+def test_one_archive_too_many(stalled: str) -> None:
+    """Each request that brings an archive is 503 then, and none changes anything."""
+    body = tar([Node("Dockerfile", b"FROM busybox\n")])
+    with TempEngine() as engine, ExitStack() as stack:
+        engine.load_busybox()
+        container = engine.create("true", name="late")
+        clients = []
+        method, target = ARCHIVES[stalled]
+        for _ in range(BODIES):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX))
+            client.connect(engine.socket)
+            head = f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-tar\r\n"
+            client.send(head.encode() + b"Content-Length: 1000000\r\n\r\n" + body[:600])
+            clients.append(client)
+
+        def ask(what: str) -> Answer:
+            method, target = ARCHIVES[what]
+            return engine.request(method, f"/v1.51{target}", body, {"Content-Type": "application/x-tar"})
+
+        until("there is no room left", lambda: ask("load").status == 503)
+        for what in ARCHIVES:
+            answer = ask(what)
+            assert answer.status == 503 and answer.headers["retry-after"] == "1", (what, answer)
+            assert answer.message.startswith(f"{BODIES} bodies of requests are being received"), (what, answer)
+        assert len(engine.request("GET", "/v1.51/images/json").json()) == 1
+        for client in clients:
+            client.close()
+        until("there is room again", lambda: ask("copy into a container").status == 200)
+        assert ask("build").status == 200
+        assert "Traceback" not in engine.log()
+        engine.request("DELETE", f"/v1.51/containers/{container}?force=1")
         engine.remove_all()

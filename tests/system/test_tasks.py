@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import socket
@@ -56,6 +57,7 @@ from engine.wire.tasks import (
 )
 from tests.support.engine.harness import busybox_archive, contents
 from tests.support.fakes.manager import FakeManager
+from tests.support.forks import cancel_when_interrupted, engine_of_forks, run_in_fork
 from tests.support.images.archives import busybox
 from tests.support.images.registry import PASSWORD, USER, Registry
 
@@ -125,19 +127,10 @@ def in_daemon(*stories: Callable[[Site], Awaitable[None]]) -> None:
     base = Path(tempfile.mkdtemp(prefix="eng", dir="/tmp"))
     config = EngineConfig(sockets=(str(base / "s"),), root=base / "root", run=base / "run", bridge=f"e{base.name}"[:15])
     try:
-        for number, story in enumerate(stories):
-            last = number == len(stories) - 1
-            child = os.fork()
-            if not child:
-                status = 1
-                try:
-                    asyncio.run(_main(config, story, last))
-                    status = 0
-                except BaseException:
-                    traceback.print_exc()
-                finally:
-                    os._exit(status)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with engine_of_forks(config.run):
+            for number, story in enumerate(stories):
+                last = number == len(stories) - 1
+                run_in_fork(functools.partial(_main, config, story, last))
     finally:
         shutil.rmtree(base, ignore_errors=True)
 
@@ -146,6 +139,7 @@ async def _main(config: EngineConfig, story: Callable[[Site], Awaitable[None]], 
     async with contextlib.AsyncExitStack() as stack:
         daemon = Daemon(config)
         await daemon.open(stack)
+        cancel_when_interrupted()
         site = Site(daemon)
         try:
             if not len(daemon.images):

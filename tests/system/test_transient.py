@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -18,7 +19,6 @@ import subprocess
 import tarfile
 import tempfile
 import threading
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +42,7 @@ from engine.wire.containers import CreateBody, HostConfig
 from tests.support import PATIENCE
 from tests.support.builds import sessions
 from tests.support.engine.harness import TempEngine, below, contents, until
+from tests.support.forks import cancel_when_interrupted, engine_of_forks, run_in_fork
 from tests.support.images.archives import busybox_archive
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -111,18 +112,9 @@ def in_daemon(story: Callable[[Site], Awaitable[None]], root: Path | None = None
     config = EngineConfig(
         sockets=(str(base / "s"),), root=root or base / "root", run=base / "run", bridge=f"e{base.name}"[:15]
     )
-    child = os.fork()
-    if not child:
-        status = 1
-        try:
-            asyncio.run(_main(config, story))
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
     try:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        with engine_of_forks(config.run):
+            run_in_fork(functools.partial(_main, config, story))
     finally:
         shutil.rmtree(base)
 
@@ -131,6 +123,7 @@ async def _main(config: EngineConfig, story: Callable[[Site], Awaitable[None]]) 
     async with contextlib.AsyncExitStack() as stack:
         daemon = Daemon(config)
         await daemon.open(stack)
+        cancel_when_interrupted()
         try:
             async for _ in daemon.images.load(_archive()):
                 pass

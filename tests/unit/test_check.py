@@ -9,6 +9,8 @@ import pytest
 
 from engine import check
 from engine.errors import InvalidParameter
+from engine.networks import firewall
+from engine.networks.firewall import Chain
 from engine.runtime import init
 from engine.runtime.cgroups import Cgroups
 
@@ -88,14 +90,14 @@ def test_cgroups_and_file_systems(tmp_path: Path) -> None:
     assert not check.file_system("zfs", known, tmp_path).ok
 
 
-def test_forward_policies() -> None:
-    chains = (
-        "table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy drop;\n\t}\n}\n"
+def test_forwarding() -> None:
+    accept = firewall.accepting(0x40)
+    found = check.forwarding(
+        [Chain("inet", "strict", "all", True), Chain("inet", "firewalld", "filter_FORWARD", False)], accept
     )
-    assert not check.forward_policies(chains).ok
-    assert "ip filter" in check.forward_policies(chains).text
-    assert check.forward_policies(chains.replace("drop", "accept")).ok
-    assert check.forward_policies("").ok
+    assert not found.ok and found.text == "chain all of table inet strict drops"
+    assert found.fix == "nft insert rule inet strict all meta mark & 0x40 == 0x40 accept"
+    assert check.forwarding([], accept).ok
 
 
 @pytest.mark.parametrize(
@@ -159,3 +161,25 @@ def test_etcd(output: str, ok: bool, words: str) -> None:
     row = check.etcd(output)
     assert row.ok is ok and words in row.text
     assert ok or row.fix
+
+
+def test_a_configuration_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "daemon.json"
+    file.write_text('{"log-level": "warn", "live-restore": false, "storage-driver": "btrfs", "nothing": 1}')
+    assert check.configuration(str(file)) == 1
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        "log-level: in force",
+        "live-restore: has no meaning here (containers always outlive the daemon)",
+        "storage-driver: refused (btrfs: the engine has a store of its own, overlay2)",
+        "nothing: refused (is not known)",
+    ]
+    assert said.err == f"engined: --config {file}: storage-driver btrfs: the engine has a store of its own, overlay2\n"
+    file.write_text('{"log-level": "warn", "log-driver": "none", "log-opts": {}}')
+    assert check.configuration(str(file)) == 0
+    assert capsys.readouterr().out.endswith("log-opts: in force\nconfiguration OK\n")
+    file.write_text('{"log-driver": "syslog", "log-opts": {"syslog-address": "corrupted:42"}}')
+    assert check.configuration(str(file)) == 1
+    assert "syslog-address should be in form proto://address" in capsys.readouterr().err
+    assert check.configuration(str(tmp_path / "none.toml")) == 1
+    assert "no such file" in capsys.readouterr().err

@@ -101,3 +101,26 @@ def test_no_timestamps(text: str) -> None:
 def test_anything(text: str) -> None:
     with contextlib.suppress(ValueError, OverflowError):
         assert isinstance(times.parse_timestamp(text, 0), int)
+
+
+@pytest.mark.parametrize(
+    ("text", "valid"),
+    [
+        ("2024-02-29T23:59:59Z", True),
+        ("2024-02-29T23:59:59.123456789123Z", True),
+        ("0001-01-01T00:00:00Z", True),
+        ("9999-12-31T00:00:00-12:00", True),
+        ("2023-02-29T00:00:00Z", False),
+        ("2024-01-01T24:00:00Z", False),
+        ("2024-01-01t00:00:00z", False),
+        ("2024-01-01 00:00:00Z", False),
+        ("2024-01-01T00:00:00", False),
+        ("2024-01-01T00:00Z", False),
+        ("2024-01-01T00:00:00,5Z", False),
+        ("2024-01-01", False),
+        ("yesterday", False),
+        ("", False),
+    ],
+)
+def test_times_as_json_has_them(text: str, valid: bool) -> None:
+    assert times.is_rfc3339(text) is valid

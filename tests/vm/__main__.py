@@ -101,7 +101,8 @@ def build() -> None:
 
     The Debian part is kept until .ci/packages changes.
     """
-    wanted = [line for line in (REPOSITORY / ".ci/packages").read_text().split("\n") if line and line[0] != "#"]
+    lines = (REPOSITORY / ".ci/packages").read_text().splitlines()
+    wanted = [line.split()[0] for line in lines if line and line[0] != "#"]
     base, stamp = WORK / "base.tar", WORK / "base.packages"
     names = ",".join(sorted({*wanted, *PACKAGES}))
     if not base.exists() or not stamp.exists() or stamp.read_text() != names:

@@ -51,6 +51,8 @@ from engine.errors import InvalidParameter
 
 MINIMUM = "1.18"
 NEWEST = "1.55"
+RELEASE = "29.7.2"
+"""Docker's last release that has it as its newest."""
 
 _NEWEST_FIRST = (
     v1_55,

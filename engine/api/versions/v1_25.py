@@ -135,6 +135,7 @@ CHANGES = (
             "CDISpecDirs",
             "CgroupVersion",
             "ContainerdCommit",
+            "DefaultAddressPools",
             "FirewallBackend",
             "GenericResources",
             "InitBinary",

@@ -21,14 +21,14 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from engine import __version__
 from engine.build import options
-from engine.build.buildkit import exporting, frontend, grpc, protobuf
+from engine.build.buildkit import details, exporting, frontend, grpc, protobuf
 from engine.build.buildkit.control_messages import (
     BuildkitVersion,
     Capability,
@@ -39,6 +39,7 @@ from engine.build.buildkit.control_messages import (
     Exporter,
     FrontendSolveRequest,
     FrontendSolveResponse,
+    GCPolicy,
     HealthCheckResponse,
     InfoResponse,
     Input,
@@ -64,10 +65,11 @@ from engine.build.buildkit.grpc import Connection, Handler, Stream
 from engine.build.buildkit.messages import BytesMessage, shortened
 from engine.build.buildkit.progress import Progress, Steps
 from engine.build.buildkit.session import Sessions
-from engine.build.errors import StepFailed
+from engine.build.errors import AtLine, StepFailed
 from engine.build.options import PruneOptions
 from engine.build.prune import Entry
-from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError, Unimplemented
+from engine.config.cache import CachePolicy
+from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.images.archive import ARCHITECTURE
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
@@ -238,19 +240,20 @@ class Control:
     def _version(self) -> BuildkitVersion:
         return BuildkitVersion(package="engined", version=f"v{__version__}")
 
-    def _records(self) -> list[WorkerRecord]:
+    async def _records(self) -> list[WorkerRecord]:
         return [
             WorkerRecord(
                 id=self._worker,
                 labels={_GATEWAY_LABEL: self._parts.gateway()},
                 platforms=[Platform(os="linux", architecture=ARCHITECTURE)],
+                policies=[_shown_policy(each) for each in await self._parts.builder.policies()],
                 version=self._version(),
             )
         ]
 
     async def _list_workers(self, stream: Stream) -> bytes:
         await _request(stream, Empty)
-        return protobuf.encode(ListWorkersResponse(records=self._records()))
+        return protobuf.encode(ListWorkersResponse(records=await self._records()))
 
     async def _info(self, stream: Stream) -> bytes:
         await _request(stream, Empty)
@@ -263,7 +266,7 @@ class Control:
     async def _ping(self, stream: Stream) -> bytes:
         await _request(stream, Empty)
         able, graphs = ([Capability(id=name, enabled=True) for name in names] for names in (_CAPABILITIES, _GRAPHS))
-        return protobuf.encode(PongResponse(frontend=able, llb=graphs, workers=self._records()))
+        return protobuf.encode(PongResponse(frontend=able, llb=graphs, workers=await self._records()))
 
     # --- the frontend -----------------------------------------------------------------------------
 
@@ -356,7 +359,10 @@ class Control:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         try:
+            _check_entitlements(request.entitlements, self._parts.builder.entitlements)
             result = await self._wanted(job)
+            if result is not None and result.wanted.options.host.network_mode == "host":
+                _check_entitlements(("network.host",), self._parts.builder.entitlements)
             found = await self._build(result) if result is not None else {}
             return protobuf.encode(SolveResponse(exporter_response=found))
         finally:
@@ -457,7 +463,12 @@ class Control:
         except EngineError as error:
             words = shortened(_words(error))
             steps.end(words)
-            raise ServerError(words) from error  # clients show the name of any other status
+            lines = (error.line, error.line) if isinstance(error, AtLine) else steps.lines
+            # clients show the name of any other status
+            if lines is None or not files.dockerfile:
+                raise ServerError(words) from error
+            place = details.Lines(wanted.filename, files.dockerfile, *lines)
+            raise grpc.Detailed(words, place) from error
         except asyncio.CancelledError:
             steps.end("context canceled")
             raise
@@ -521,6 +532,25 @@ def _result_of(definition: Definition) -> str:
 
 def _no_graphs() -> Unimplemented:
     return Unimplemented("builds of LLB are not supported: only the frontend dockerfile.v0")
+
+
+def _shown_policy(policy: CachePolicy) -> GCPolicy:
+    filters = [",".join(f"{name}=={value}" for value in values) for name, values in policy.filters.items()]
+    return GCPolicy(
+        all=policy.all,
+        keep_duration=policy.unused_for,
+        reserved_space=policy.reserved,
+        filters=filters,
+        max_used_space=policy.max_used,
+        min_free_space=policy.min_free,
+    )
+
+
+def _check_entitlements(asked: Iterable[str], allowed: Collection[str]) -> None:
+    """Raises Forbidden for what this engine grants no build."""
+    for name in asked:
+        if name not in allowed:
+            raise Forbidden(f"granting entitlement {name[:100]} is not allowed by build daemon configuration")
 
 
 def prune_options(request: PruneRequest) -> PruneOptions:

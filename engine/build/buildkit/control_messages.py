@@ -51,10 +51,20 @@ class BuildkitVersion(msgspec.Struct):
     revision: Annotated[str, 3] = ""
 
 
+class GCPolicy(msgspec.Struct):
+    all: Annotated[bool, 1] = False
+    keep_duration: Annotated[int, 2] = 0
+    reserved_space: Annotated[int, 3] = 0
+    filters: Annotated[list[str], 4] = []
+    max_used_space: Annotated[int, 5] = 0
+    min_free_space: Annotated[int, 6] = 0
+
+
 class WorkerRecord(msgspec.Struct):
     id: Annotated[str, 1] = ""
     labels: Annotated[dict[str, str], 2] = {}
     platforms: Annotated[list[Platform], 3] = []
+    policies: Annotated[list[GCPolicy], 4] = []
     version: Annotated[BuildkitVersion | None, 5] = None
 
 

@@ -20,14 +20,14 @@ import io
 import logging
 import posixpath
 import tarfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
 
-from engine.build import context, git, options
+from engine.build import context, followed, git, options
 from engine.build.buildkit import layouts
 from engine.build.buildkit.progress import Progress, Steps, VertexProgress
 from engine.build.buildkit.services import Session
@@ -40,8 +40,10 @@ from engine.build.output import Log
 from engine.build.prune import Entry
 from engine.build.remote import is_url
 from engine.build.reports import Report
+from engine.build.steps import base as names
 from engine.build.trees import Tree
-from engine.errors import EngineError, InvalidParameter, Unimplemented
+from engine.config.cache import CachePolicy
+from engine.errors import EngineError, InvalidParameter, Unimplemented, words
 from engine.images import reference
 from engine.images.archive import ARCHITECTURE, is_digest
 from engine.images.credentials import NOBODY, Credentials
@@ -80,6 +82,11 @@ class Builder(Protocol):
     def context(
         self, body: AsyncIterator[bytes], options: Options, log: Log, /
     ) -> AbstractAsyncContextManager[tuple[Tree, bytes]]: ...
+
+    @property
+    def entitlements(self) -> Collection[str]: ...
+
+    async def policies(self) -> list[CachePolicy]: ...
 
     async def usage(self) -> list[Entry]: ...
 
@@ -197,7 +204,7 @@ def listed(given: Mapping[str, str], name: str) -> list[str]:
     try:
         return [each for row in csv.reader([text]) for each in row if each]
     except csv.Error as error:
-        raise InvalidParameter(f"invalid value for {name}: {text[:100]!r}: {error}") from None
+        raise InvalidParameter(f"invalid value for {name}: {text[:100]!r}: {words(error)}") from None
 
 
 def _number(given: Mapping[str, str], name: str) -> int:
@@ -270,6 +277,8 @@ class Files:
         self._image_of = image_of
         self.credentials: dict[str, Credentials] = {}
         """By registry domain; known before the build pulls something."""
+        self.dockerfile = b""
+        """The client's, once it is received."""
 
     async def _session(self, name: str = "") -> Session:
         return await self._sessions.find(self._wanted.sessions.get(name, "") or self._session_id)
@@ -308,7 +317,7 @@ class Files:
                 opened = functools.partial(self._open_named, progress, name, source.removeprefix(_LOCAL))
             else:
                 opened = functools.partial(self._fetch_named, builder, progress, name, source)
-            async with contextlib.aclosing(builder.build_from(opened, Options())) as reports:
+            async with contextlib.aclosing(builder.build_from(opened, Options(dialect=BUILDKIT))) as reports:
                 async for report in reports:
                     steps.take(report)
             found[options.context_key(name)] = steps.image_id
@@ -336,10 +345,46 @@ class Files:
                 found = await stack.enter_async_context(builder.context(_nothing(), chosen, log))
             yield found
 
-    async def _receive(self, directory: str, ignored: bytes, vertex: VertexProgress) -> context.Context:
-        """A directory of the client, without the files that it ignores."""
+    async def _followed(self, raw: bytes, chosen: Options) -> tuple[str, ...] | None:
+        """What the build reads of the context; None for all. A large Dockerfile is parsed in a
+        thread, images are looked up on the loop.
+        """
+
+        def read() -> tuple[stages.Dockerfile, tuple[stages.Stage, ...]]:
+            file = stages.replaced(_parsed(raw, chosen), lambda name: options.context_key(name) in chosen.contexts)
+            return file, stages.needed(file, chosen.target)
+
+        def base(stage: stages.Stage) -> followed.Base | None:
+            platform = options.platform(stage.platform, chosen.dialect) or chosen.platform
+            try:
+                config = self._images.get(names.named(stage.base, chosen), platform).config.config
+            except EngineError:
+                return None
+            return followed.Base((config and config.env) or (), (config and config.on_build) or ())
+
+        if chosen.pull:  # another image may be there when the build begins
+            return None
+        try:
+            file, needed = await asyncio.to_thread(read)
+        except InvalidParameter:
+            return None  # the build will say it
+        bases = {each.index: base(each) for each in needed if each.parent is None and each.base != stages.SCRATCH}
+        return await asyncio.to_thread(followed.paths, file, chosen.target, lambda stage: bases[stage.index])
+
+    async def _no_files(self) -> context.Context:
+        async def empty() -> AsyncIterator[bytes]:
+            yield bytes(1024)
+
+        return await context.receive(empty(), self._images.temporary, self._images.layers, links_out=True)
+
+    async def _receive(
+        self, directory: str, ignored: bytes, vertex: VertexProgress, follow: tuple[str, ...] = ()
+    ) -> context.Context:
+        """A directory of the client, without the files that it ignores; of them the paths in
+        `follow`, if there are any.
+        """
         session = await self._session(directory)
-        sent = _Counted(session.sync(directory, exclude=patterns(ignored)), vertex)
+        sent = _Counted(session.sync(directory, exclude=patterns(ignored), follow=follow), vertex)
         async with contextlib.aclosing(sent.chunks()) as chunks:
             received = await context.receive(chunks, self._images.temporary, self._images.layers, links_out=True)
         vertex.status(f"transferring context: {_size(sent.size)}", complete=True)
@@ -360,8 +405,12 @@ class Files:
                 ignored = (await self._small(wanted.context, ".dockerignore")).get(".dockerignore", b"")
             vertex.status(f"transferring context: {_size(len(ignored))}", complete=True)
         await self._ask_credentials(raw, chosen)
-        with _vertex(progress, "[internal] load build context") as vertex:
-            received = await self._receive(wanted.context, ignored, vertex)
+        follow = await self._followed(raw, chosen)
+        if follow == ():
+            received = await self._no_files()
+        else:
+            with _vertex(progress, "[internal] load build context") as vertex:
+                received = await self._receive(wanted.context, ignored, vertex, follow or ())
         try:
             yield received, raw
         finally:
@@ -384,6 +433,7 @@ class Files:
             raw = found.get(name, found.get(name.lower()))
             if raw is None:
                 raise InvalidParameter(f"failed to read dockerfile: open {name}: no such file or directory")
+            self.dockerfile = raw
             vertex.status(f"transferring dockerfile: {_size(len(raw))}", complete=True)
         return raw, found.get(f"{name}.dockerignore")
 
@@ -417,7 +467,8 @@ class Files:
 
 def _parsed(raw: bytes, chosen: Options) -> stages.Dockerfile:
     own = f"linux/{ARCHITECTURE}"
-    return stages.read(lines.parse(raw), chosen.arguments, Platforms(build=own, target=own))
+    platforms = Platforms(build=own, target=own)
+    return stages.read(lines.parse(raw), chosen.arguments, platforms, chosen.target, dialect=chosen.dialect)
 
 
 def registries(raw: bytes, chosen: Options, others: Iterable[str] = ()) -> set[str]:
@@ -461,7 +512,7 @@ def _contents(archive: bytes, names: tuple[str, ...]) -> dict[str, bytes]:
                         found[name] = content.read()
                     break
     except tarfile.TarError as error:
-        raise InvalidParameter(f"{names[0]}: {error}") from error
+        raise InvalidParameter(f"{names[0]}: {words(error)}") from error
     return found
 
 

@@ -32,9 +32,10 @@ from h2.errors import ErrorCodes
 from h2.exceptions import H2Error, StreamClosedError
 from h2.settings import SettingCodes, Settings
 
-from engine.build.buildkit import protobuf
+from engine.build.buildkit import details, protobuf
 from engine.build.buildkit.messages import shortened
 from engine.errors import (
+    BUG,
     Conflict,
     EngineError,
     Forbidden,
@@ -77,9 +78,18 @@ _SETTINGS = {
     SettingCodes.ENABLE_PUSH: 0,
     SettingCodes.MAX_CONCURRENT_STREAMS: 100,
     SettingCodes.MAX_HEADER_LIST_SIZE: 64 << 10,
+    SettingCodes.MAX_FRAME_SIZE: 1 << 20,
 }
 
 Metadata = Sequence[tuple[str, str]]
+
+
+class Detailed(ServerError):
+    """A failure with the details that BuildKit's clients show."""
+
+    def __init__(self, message: str, lines: details.Lines) -> None:
+        super().__init__(message)
+        self.lines = lines
 
 
 def status_of(error: EngineError) -> int:
@@ -213,6 +223,8 @@ class Connection(asyncio.Protocol):
         client = handlers is None
         self._h2 = H2Connection(H2Configuration(client_side=client, header_encoding=None))
         self._h2.local_settings = Settings(client, {SettingCodes.INITIAL_WINDOW_SIZE: WINDOW, **_SETTINGS})
+        # h2 reads it from settings that change, and these are the first ones.
+        self._h2.max_inbound_frame_size = _SETTINGS[SettingCodes.MAX_FRAME_SIZE]
         self._streams: dict[int, Stream] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._received = 0
@@ -351,7 +363,7 @@ class Connection(asyncio.Protocol):
             number = self._h2.get_next_available_stream_id()
             self._h2.send_headers(number, [*_REQUEST, (":path", path), *_ABOUT, *metadata])
         except H2Error as error:
-            raise Unavailable(f"the client takes no more calls: {error}") from error
+            raise Unavailable("the client takes no more calls") from error
         stream = self._streams[number] = Stream(self, number, {})
         self._flush()
         return stream
@@ -397,7 +409,7 @@ class Connection(asyncio.Protocol):
                     view = view[room:]
                     continue
             except H2Error as error:
-                raise Unavailable(f"the call is over: {error}") from error
+                raise Unavailable("the call is over") from error
             await stream.window_open.wait()
 
     def open_window(self, number: int, size: int) -> None:
@@ -439,7 +451,7 @@ class Connection(asyncio.Protocol):
         task.add_done_callback(lambda _: self._serving.pop(number, None))
 
     async def _serve(self, stream: Stream, number: int, path: str, handler: Handler | None) -> None:
-        status, message = OK, ""
+        status, message, more = OK, "", ""
         self._h2.send_headers(number, [(":status", "200"), ("content-type", "application/grpc")])
         self._flush()
         try:
@@ -450,13 +462,16 @@ class Connection(asyncio.Protocol):
                 await stream.send(answer)
         except EngineError as error:
             status, message = status_of(error), error.message
-        except Exception as error:
+            if isinstance(error, Detailed):
+                more = details.encoded(status, shortened(message), error.lines)
+        except Exception:
             _log.exception("%s failed", path)
-            status, message = INTERNAL, f"{type(error).__name__}: {error}"
+            status, message = INTERNAL, BUG
         if not stream.closed:
             with contextlib.suppress(H2Error):
                 text = quote(shortened(message), safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
                 trailers = [("grpc-status", str(status)), *([("grpc-message", text)] if text else [])]
+                trailers += [("grpc-status-details-bin", more)] if more else []
                 self._h2.send_headers(number, trailers, end_stream=True)
                 self._flush()
             with contextlib.suppress(H2Error, StreamClosedError):

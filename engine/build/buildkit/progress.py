@@ -296,12 +296,18 @@ class Steps:
         """Of the step whose reports come, if it gets a vertex only with the first of them."""
         self.image_id = ""
         """The image that was built, once it is known."""
+        self.lines: tuple[int, int] | None = None
+        """Those of the last step that has begun.
+
+        A build that fails ends with the step's reports.
+        """
 
     def take(self, report: Report) -> None:
         """One report of the builder."""
         if isinstance(report, StepBegun):
             self.end()
             self._name = report.text
+            self.lines = report.lines
             if report.vertex:
                 self._current = self._progress.vertex(report.vertex)
         elif isinstance(report, CacheHit):

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, words
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -70,8 +70,10 @@ def decode(data: bytes | memoryview, of: type[T]) -> T:
     """
     try:
         return _decode(memoryview(data), of, 0)
-    except (IndexError, ValueError, OverflowError) as error:
-        raise InvalidParameter(f"malformed protobuf message {of.__name__}: {error}") from None
+    except IndexError:
+        raise InvalidParameter(f"malformed protobuf message {of.__name__}: it is truncated") from None
+    except (ValueError, OverflowError) as error:
+        raise InvalidParameter(f"malformed protobuf message {of.__name__}: {words(error)}") from None
 
 
 def _decode(view: memoryview, of: type[T], depth: int) -> T:

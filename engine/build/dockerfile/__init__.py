@@ -1,3 +1,3 @@
-"""The Dockerfile language: text to lines (lines.py), lines to stages (stages.py), and the variables
-of a stage (scope.py). Pure.
+"""The Dockerfile language: text to lines (lines.py), lines to stages (stages.py), the variables of
+a stage (scope.py), and the names of steps (titles.py). Pure.
 """

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
+from engine.build.errors import AtLine
 from engine.errors import InvalidParameter
 from engine.images.instructions import words
 from engine.images.instructions.words import Line
@@ -32,6 +34,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     syntax: str = ""
     check: str = ""
     lines: tuple[Line, ...] = ()
+    ends: Mapping[int, int] = MappingProxyType({})
+    """The number of each logical line's last physical line, by that of its first."""
     warnings: tuple[str, ...] = ()
 
 
@@ -43,6 +47,7 @@ def parse(raw: bytes) -> Document:
     escape = directives.get("escape", "\\")
     continued = re.compile(rf"(?:^|(?<=[^{re.escape(escape)}])){re.escape(escape)}[ \t]*\Z")
     lines: list[Line] = []
+    ends: dict[int, int] = {}
     warnings: list[str] = []
     while (physical := source.next()) is not None:
         number = source.at
@@ -56,6 +61,7 @@ def parse(raw: bytes) -> Document:
             warnings.append(f"[WARNING]: Empty continuation line found in:\n    {joined}")
         try:
             lines.append(words.with_heredocs(words.line(joined, number), source))
+            ends[number] = source.at
         except InvalidParameter as error:
             raise at_line(error, number, joined) from error
     if warnings:
@@ -67,15 +73,17 @@ def parse(raw: bytes) -> Document:
         syntax=directives.get("syntax", ""),
         check=directives.get("check", ""),
         lines=tuple(lines),
+        ends=ends,
         warnings=tuple(warnings),
     )
 
 
-def at_line(error: InvalidParameter, number: int, text: str) -> InvalidParameter:
+def at_line(error: InvalidParameter, number: int, text: str) -> AtLine:
     """The error with the line's number, and the instruction unless the message has it."""
     keyword = words.line(text, number).keyword[:50]
     named = re.search(rf"\b{re.escape(keyword)}\b", error.message)
-    return InvalidParameter(f"dockerfile parse error line {number}: {'' if named else f'{keyword}: '}{error.message}")
+    words_of_it = f"dockerfile parse error line {number}: {'' if named else f'{keyword}: '}{error.message}"
+    return AtLine(words_of_it, number)
 
 
 def serves(frontend: str) -> bool:

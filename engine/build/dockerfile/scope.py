@@ -1,8 +1,8 @@
 """Variables of a build: build arguments and the scopes of ARG and ENV.
 
 An argument's value is the client's, or else the default of the stage's ARG line, or else the value
-that it has before the first FROM. ENV overrides arguments of the same name. Pure. Not here: the
-replacement in words (images/instructions/words.py).
+that it has before the first FROM. Which of ARG and ENV overrides the other is the dialect's. Pure.
+Not here: the replacement in words (images/instructions/words.py).
 Threads: one at a time.
 """
 
@@ -92,10 +92,17 @@ class Arguments:
     `given`: the client's; None as a value means that the default holds.
     """
 
-    def __init__(self, given: Mapping[str, str | None], platforms: Platforms, target: str = "") -> None:
+    def __init__(
+        self,
+        given: Mapping[str, str | None],
+        platforms: Platforms,
+        target: str = "",
+        dialect: Dialect = CLASSIC,
+    ) -> None:
         for name, value in given.items():
             if value is not None and "\0" in value:
                 raise InvalidParameter(f"build-arg {name}: {words.NUL}"[:300])
+        self.dialect = dialect
         self.given = {name: value for name, value in given.items() if value is not None}
         self._names = sorted(given)
         self._declared: set[str] = set()
@@ -115,24 +122,29 @@ class Arguments:
                 self._global[name] = value
 
     def expand(self, instruction: Instruction, variables: Mapping[str, str], escape: str) -> Instruction:
-        """As `records.expand`. A default that cannot be expanded is no error where the client gives
-        a value (`ARG name=${other:?}`).
-        """
-        try:
+        """As `records.expand`, but for an ARG whose variables are ordered."""
+        if not isinstance(instruction, Arg) or not self.dialect.ordered_variables:
             return records.expand(instruction, variables, escape)
-        except InvalidParameter:
-            if not isinstance(instruction, Arg):
-                raise
-            pairs = tuple((name, None if name in self.given else value) for name, value in instruction.pairs)
-            expanded = records.expand(msgspec.structs.replace(instruction, pairs=pairs), variables, escape)
-            assert isinstance(expanded, Arg)
-            return msgspec.structs.replace(
-                expanded,
-                pairs=tuple(
-                    raw if pair[0] in self.given else pair
-                    for raw, pair in zip(instruction.pairs, expanded.pairs, strict=True)
-                ),
-            )
+        seen = dict(variables)
+        pairs = []
+        for name, written in instruction.pairs:
+            default = written
+            if written is not None and name not in self.given:
+                default = words.expanded(written, seen, escape)
+            value = self._value(name, default)
+            if value is not None:
+                seen[name] = value
+            pairs.append((name, default))
+        return msgspec.structs.replace(instruction, pairs=tuple(pairs))
+
+    def check(self, instruction: Instruction, escape: str) -> None:
+        """Raises what `expand` raises whatever the variables are."""
+        if not isinstance(instruction, Arg) or not self.dialect.ordered_variables:
+            records.check(instruction, escape)
+            return
+        for name, default in instruction.pairs:
+            if default is not None and name not in self.given:
+                words.check(default, escape)
 
     def global_variables(self) -> dict[str, str]:
         """The variables that FROM lines see."""
@@ -141,6 +153,9 @@ class Arguments:
     def declare(self, name: str, default: str | None) -> str | None:
         """The value of an argument that a stage declares; None when it has none."""
         self._declared.add(name)
+        return self._value(name, default)
+
+    def _value(self, name: str, default: str | None) -> str | None:
         if name in self.given:
             return self.given[name]
         return self._global.get(name) if default is None else default
@@ -167,44 +182,57 @@ class Arguments:
 class Scope:
     """One stage."""
 
-    def __init__(self, arguments: Arguments, dialect: Dialect = CLASSIC) -> None:
+    def __init__(self, arguments: Arguments) -> None:
         self._arguments = arguments
-        self._dialect = dialect
+        self._dialect = arguments.dialect
         self._values: dict[str, str | None] = {}
+        self._after_env: set[str] = set()
+        """Arguments that override an ENV of their name, which stands before them."""
 
     def declare(self, arg: Arg) -> None:
         """An expanded ARG line."""
         for name, default in arg.pairs:
             value = self._arguments.declare(name, default)
-            if value is not None or not self._dialect.keeps_arguments:
+            if value is not None or not self._dialect.ordered_variables:
                 self._values[name] = value
+            if value is not None and self._dialect.ordered_variables:
+                self._after_env.add(name)
+
+    def set_by_env(self, names: Iterable[str]) -> None:
+        """An ENV line sets these variables."""
+        self._after_env.difference_update(names)
 
     def following(self) -> Scope:
-        """For a stage that begins with this one (`FROM name`), after its last line."""
-        other = Scope(self._arguments, self._dialect)
-        if self._dialect.keeps_arguments:
+        """For a stage that begins with this one (`FROM name`), after its last line. The variables
+        of its image are set again.
+        """
+        other = Scope(self._arguments)
+        if self._dialect.ordered_variables:
             other._values = dict(self._values)
         return other
 
     def variables(self, env: Sequence[str] | None) -> dict[str, str]:
-        """Name → value for `records.expand`; `env` (the configuration's) overrides arguments."""
-        found = {name: value for name, value in self._values.items() if value is not None}
-        found.update(line.partition("=")[::2] for line in env or ())
-        return found
+        """Name → value for `records.expand`. `env`: the configuration's."""
+        found = dict(line.partition("=")[::2] for line in env or ())
+        return found | self._arguments_beside(found)
+
+    def _arguments_beside(self, env: Iterable[str]) -> dict[str, str]:
+        """The arguments that these names of ENV do not override."""
+        overridden = {*env} - self._after_env
+        return {name: value for name, value in self._values.items() if value is not None and name not in overridden}
 
     def run_environment(self, env: Sequence[str] | None) -> Environment:
         """The arguments that a RUN gets; those that `env` has too are left out."""
-        overridden = {line.partition("=")[0] for line in env or ()}
-        declared = {
-            name: value
-            for name, value in self._values.items()
-            if value is not None and name not in overridden and name not in _OF_ATTESTATIONS
-        }
+        names = {line.partition("=")[0] for line in env or ()}
+        declared = self._arguments_beside(names)
+        for name in _OF_ATTESTATIONS:
+            declared.pop(name, None)
         given = {name: value for name, value in self._arguments.given.items() if name in PROXIES}
         if self._dialect.all_proxies:
-            proxies = {name: value for each, value in sorted(given.items()) for name in (each.upper(), each.lower())}
+            upper = {name.upper(): value for name, value in sorted(given.items())}
+            proxies = {each: value for name, value in upper.items() if value for each in (name, name.lower())}
         else:
-            proxies = {name: given[name] for name in given if name not in overridden and name not in self._values}
+            proxies = {name: given[name] for name in given if name not in names and name not in self._values}
         return Environment(_lines(declared | proxies), _lines(declared))
 
 

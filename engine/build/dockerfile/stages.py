@@ -49,6 +49,8 @@ class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
     global_arguments: tuple[Arg, ...]
     arguments: Arguments
+    ends: Mapping[int, int]
+    """As in `Document`."""
 
 
 def read(
@@ -67,7 +69,7 @@ def read(
     given = [(line, _instruction(line, document.escape, whole_arrays=dialect.whole_arrays)) for line in document.lines]
     if not target:
         target = next((each.name for _, each in reversed(given) if isinstance(each, From)), "")
-    arguments = Arguments(scope_arguments, platforms, target)
+    arguments = Arguments(scope_arguments, platforms, target, dialect)
     global_arguments: list[Arg] = []
     stages: list[Stage] = []
     bodies: list[list[Instruction]] = []
@@ -99,9 +101,22 @@ def read(
         warnings=document.warnings,
         global_arguments=tuple(global_arguments),
         arguments=arguments,
+        ends=document.ends,
     )
     _ordered(found, range(len(stages)))
     return found
+
+
+def check(dockerfile: Dockerfile, target: str) -> None:
+    """Raises InvalidParameter for words of the stages that the target needs which no values of
+    variables make valid. Other stages are not run.
+    """
+    for stage in needed(dockerfile, target):
+        for instruction in stage.instructions:
+            try:
+                dockerfile.arguments.check(instruction, dockerfile.escape)
+            except InvalidParameter as error:
+                raise at_line(error, instruction.line, instruction.text) from error
 
 
 def _instruction(line: Line, escape: str, *, whole_arrays: bool) -> Instruction:
@@ -231,9 +246,12 @@ def _used(dockerfile: Dockerfile, stage: Stage) -> set[int]:
 
 
 def is_one(dockerfile: Dockerfile) -> bool:
-    """True if the build has one stage. Images that COPY or RUN names count, as in BuildKit."""
+    """True if the build has one stage. Images that COPY names and sources of mounts count, as in
+    BuildKit.
+    """
     stages = dockerfile.stages
-    return len(stages) == 1 and not any(_origins(each) for each in stages[0].instructions)
+    mounts = any(isinstance(each, Run) and each.mounts for each in stages[0].instructions)
+    return len(stages) == 1 and not mounts and not any(_origins(each) for each in stages[0].instructions)
 
 
 def _origins(instruction: Instruction) -> list[str]:
@@ -244,4 +262,15 @@ def _origins(instruction: Instruction) -> list[str]:
     return []
 
 
-__all__ = ["SCRATCH", "Dockerfile", "Stage", "is_one", "needed", "read", "referred", "replaced", "target_index"]
+__all__ = [
+    "SCRATCH",
+    "Dockerfile",
+    "Stage",
+    "check",
+    "is_one",
+    "needed",
+    "read",
+    "referred",
+    "replaced",
+    "target_index",
+]

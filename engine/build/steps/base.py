@@ -15,6 +15,7 @@ import contextlib
 import msgspec
 
 from engine.build import keys, state
+from engine.build.dialect import Dialect
 from engine.build.options import Options, context_key
 from engine.build.output import Log
 from engine.build.parts import Parts
@@ -31,10 +32,11 @@ from engine.wire.images import ImageConfig, Platform
 SCRATCH = "scratch"
 
 
-def empty(platform: Platform | None) -> State:
+def empty(platform: Platform | None, dialect: Dialect) -> State:
     """`FROM scratch`: no layers and no image yet."""
     wanted = platform or Platform(os="linux", architecture=ARCHITECTURE)
-    document = ImageConfig(os=wanted.os, architecture=wanted.architecture, variant=wanted.variant, config=Config())
+    config = Config(working_dir="/" if dialect.empty_images else "")
+    document = ImageConfig(os=wanted.os, architecture=wanted.architecture, variant=wanted.variant, config=config)
     return with_path(State(key=keys.key_of(keys.base_key(""), "platform", *_words(document)), document=document))
 
 

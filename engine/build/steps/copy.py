@@ -26,7 +26,7 @@ from engine.build.output import Log
 from engine.build.stage import StageBuild
 from engine.build.state import State, after, commented
 from engine.build.steps import layer, owners
-from engine.build.trees import DirectoryTree, MemoryTree, Tree
+from engine.build.trees import DirectoryTree, MemoryTree, Tree, source_path
 from engine.errors import InvalidParameter, NotFound
 from engine.images.instructions.records import Add, Copy
 from engine.system.threads import uninterrupted
@@ -116,7 +116,7 @@ async def _select(
     chosen: list[Selection] = []
     several = len(instruction.sources) + len(instruction.heredocs) > 1
 
-    async def choose(tree: Tree, sources: list[str], *, unpack: bool) -> None:
+    async def choose(tree: Tree, sources: list[str], *, unpack: bool, patterns: bool = True) -> None:
         try:
             selection = await work(
                 lambda: copying.select(
@@ -127,8 +127,10 @@ async def _select(
                     parents=instruction.parents,
                     unpack=unpack,
                     owners=bool(instruction.from_),
+                    patterns=patterns,
                     may_be_empty=dialect.empty_wildcards,
-                    archives_merge=dialect.owns_members,
+                    merges=dialect.merges_sources,
+                    rooted=dialect.rooted_sources,
                     destination_is_directory=is_directory,
                 )
             )
@@ -162,16 +164,20 @@ async def _select(
                     named=is_directory,
                 )
             )
-            await choose(download.tree, [download.name], unpack=bool(instruction.unpack))
+            await choose(download.tree, [download.name], unpack=bool(instruction.unpack), patterns=False)
     if plain:
         unpack = isinstance(instruction, Add) and instruction.unpack is not False
         await choose(tree, plain, unpack=unpack)
     for heredoc in instruction.heredocs:
-        inline = MemoryTree({heredoc.name: heredoc.content.encode(errors="surrogateescape")})
-        await choose(inline, [heredoc.name], unpack=False)
+        path = source_path(heredoc.name, rooted=dialect.rooted_sources)
+        if not path:
+            raise InvalidParameter(f"{name} <<{heredoc.name}: this is not the name of a file")
+        inline = MemoryTree({path: heredoc.content.encode(errors="surrogateescape")})
+        await choose(inline, [path], unpack=False, patterns=False)
     if len(chosen) == 1 and not several:
         return chosen[0]
-    return await work(lambda: copying.join(chosen, instruction=name, destination_is_directory=is_directory))
+    merges = is_directory or dialect.merges_sources
+    return await work(lambda: copying.join(chosen, instruction=name, destination_is_directory=merges))
 
 
 async def _lay_out(
@@ -194,7 +200,7 @@ async def _lay_out(
         def opened() -> copying.Stream:
             place = copying.destination(root, path, directory=selection.needs_directory)
             return copying.Stream(
-                *(selection, place if selection.pieces else place._replace(missing=()), root),
+                *(selection.at(place), place if selection.pieces else place._replace(missing=()), root),
                 owner=owner,
                 chmod=instruction.chmod,
                 now=newest or time.time_ns(),

@@ -62,6 +62,9 @@ async def lay_out(
     except BaseException:
         await uninterrupted(parts.images.snapshots.abandon(ingest))
         raise
+    if extraction.repeated:
+        # Of archives that ADD has unpacked. No engine takes a layer with such a name.
+        extraction = await layers.seal(ingest, parent, implied=extraction.implied)
     return await commit(parts, below, ingest, extraction, claim)
 
 

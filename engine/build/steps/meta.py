@@ -28,6 +28,7 @@ from engine.images.instructions import effects
 from engine.images.instructions.records import (
     Arg,
     Cmd,
+    Env,
     Expose,
     Healthcheck,
     Instruction,
@@ -48,12 +49,14 @@ async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
     author = None
     if isinstance(instruction, Arg):
         stage.declare(instruction)
+    elif isinstance(instruction, Env):
+        stage.scope.set_by_env(name for name, _ in instruction.pairs)
     elif isinstance(instruction, Maintainer):
         author = instruction.author
     elif isinstance(instruction, Healthcheck) and config.healthcheck:
         test = config.healthcheck.test or []
         if test and test[0] != "NONE":
-            log.say(f"Note: overriding previous HEALTHCHECK: [{' '.join(test)}]\n")
+            log.say(f"Note: overriding previous HEALTHCHECK: [{' '.join(test)}]\n", classic=True)
     elif isinstance(instruction, Volume):
         await _check_volumes(stage, instruction)
     dialect = stage.site.options.dialect

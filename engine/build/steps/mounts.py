@@ -24,11 +24,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from engine._fast import copy
 from engine.build import copying
 from engine.build.output import Log
 from engine.build.stage import StageBuild
-from engine.build.trees import DirectoryTree, Tree
+from engine.build.trees import DirectoryTree, Tree, source_path
 from engine.containers.extra_mounts import Bind, ExtraMount, File, Tmpfs, Variable
 from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
 from engine.images.instructions import words
@@ -67,6 +69,7 @@ async def read(stage: StageBuild, mounts: Sequence[RunMount], log: Log) -> Wante
     """Check the mounts, and find what the step's key has to contain of them."""
     key: list[object] = []
     caches: list[str] = []
+    mounts = [_with_path(stage, mount) for mount in mounts]
     for mount in mounts:
         if (mount.target or mount.type not in ("secret", "ssh")) and _target(stage, mount) == "/":
             raise InvalidParameter('RUN --mount: invalid mount target "/"')
@@ -78,6 +81,14 @@ async def read(stage: StageBuild, mounts: Sequence[RunMount], log: Log) -> Wante
         caches.append(_cache_id(stage, mount, what[-1]) if mount.type == "cache" else "")
     locked = (cache for cache, mount in zip(caches, mounts, strict=True) if cache and mount.sharing == "locked")
     return Wanted(tuple(mounts), tuple(key), tuple(caches), tuple(locked))
+
+
+def _with_path(stage: StageBuild, mount: RunMount) -> RunMount:
+    """The mount with its source as a path in its tree."""
+    if mount.type not in ("bind", "cache"):
+        return mount
+    rooted = stage.site.options.dialect.rooted_sources
+    return msgspec.structs.replace(mount, source=source_path(mount.source, rooted=rooted))
 
 
 def _target(stage: StageBuild, mount: RunMount) -> str:
@@ -105,13 +116,12 @@ async def _content_key(stage: StageBuild, mount: RunMount, log: Log) -> str:
     """Of the files that the mount shows. A whole root has the key of its layers, for nothing; and
     so has a cache, of which it is the identity.
     """
-    source = mount.source.strip("/") or "."
     if not mount.from_:
-        return await _digest(stage, stage.site.context, mount.source or ".")
+        return await _digest(stage, stage.site.context, mount.source)
     async with stage.other_root(mount.from_, log) as root:
-        if mount.type == "cache" or posixpath.normpath(source) == ".":
+        if mount.type == "cache" or not mount.source:
             return root.key
-        return await _digest(stage, DirectoryTree(root.descriptor), source, owners=True)
+        return await _digest(stage, DirectoryTree(root.descriptor), mount.source, owners=True)
 
 
 async def _digest(stage: StageBuild, tree: Tree, source: str, *, owners: bool = False) -> str:
@@ -143,19 +153,16 @@ async def open_all(stage: StageBuild, wanted: Wanted, log: Log, borrowed: contex
     return ready
 
 
-async def _source(
-    stage: StageBuild, mount: RunMount, log: Log, borrowed: contextlib.AsyncExitStack, *, default: str = "."
-) -> int:
+async def _source(stage: StageBuild, mount: RunMount, log: Log, borrowed: contextlib.AsyncExitStack) -> int:
     """A descriptor of the mount's source in the context or in another root."""
     if mount.from_:
         root = (await borrowed.enter_async_context(stage.other_root(mount.from_, log))).descriptor
     else:
         root = await stage.site.context_directory()
-    path = mount.source.strip("/") or default
 
     def look_up() -> int:
         try:
-            return files.open_in_root(root, path, os.O_PATH)
+            return files.open_in_root(root, mount.source or ".", os.O_PATH)
         except OSError as error:
             raise NotFound(f"RUN --mount=type={mount.type}: {mount.source}: {reason(error)}") from error
 

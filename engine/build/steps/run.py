@@ -31,7 +31,7 @@ from engine.build.output import Log, Terminal
 from engine.build.stage import StageBuild
 from engine.build.state import State, after, shell_of
 from engine.build.steps import layer, mounts
-from engine.containers import output, removal
+from engine.containers import defaults, output, removal
 from engine.containers.container import Container
 from engine.containers.extra_mounts import Bind, Variable
 from engine.errors import EngineError, InvalidParameter, NotFound
@@ -155,7 +155,8 @@ class _Container:
         for the run.
         """
         fields = {name: getattr(self._config, name) for name in Config.__struct_fields__}
-        body = CreateBody(**fields, host_config=self._host)
+        own = self._options.dialect.own_defaults
+        body = CreateBody(**fields, host_config=defaults.without(self._host) if own else self._host)
         image = ImageRecord(id=self._before.image_id, config=self._before.document, chain_ids=self._before.chain_ids)
         turn = self._parts.caches.turn(wanted.locked)
         async with turn, self._parts.running, contextlib.AsyncExitStack() as borrowed:
@@ -163,7 +164,9 @@ class _Container:
             if script is not None:
                 ready.add_script(*script)
             await self._add_volumes(ready, borrowed)
-            container = await self._parts.containers.create_transient(body, image, mounts=ready.mounts)
+            container = await self._parts.containers.create_transient(
+                body, image, mounts=ready.mounts, defaults=defaults.DOCKERS if own else None
+            )
             self.id = container.id
             try:
                 self._log.say(f" ---> Running in {container.id[:12]}\n", classic=True)

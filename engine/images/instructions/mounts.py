@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from engine import booleans
-from engine.errors import InvalidParameter
+from engine.errors import InvalidParameter, words
 from engine.images.instructions.words import Expand
 
 
@@ -75,7 +75,7 @@ def read(text: str, word: Expand, *, strict: bool) -> RunMount:
     try:
         rows = list(csv.reader([text], strict=True))
     except csv.Error as error:
-        raise InvalidParameter(f"failed to parse csv mounts: {error}: {text}"[:300]) from None
+        raise InvalidParameter(f"failed to parse csv mounts: {words(error)}: {text}"[:300]) from None
     fields = rows[0] if rows else []
     given: dict[str, Any] = {}
     unknown = False

@@ -1,8 +1,8 @@
 """Typed Dockerfile instructions: one logical line to one frozen record.
 
 A record holds the values as they are written, with their quotes and variables; `expand` replaces
-them. `read` checks flags, the number of arguments, quotes and substitutions, and the values that
-have no variables. Not here: joining lines (build/dockerfile/lines.py), the effect on a
+them. `read` checks flags and the number of arguments, `check` quotes and substitutions, and the
+values that have no variables. Not here: joining lines (build/dockerfile/lines.py), the effect on a
 configuration (effects.py).
 Raises: InvalidParameter in the words of Docker, without the line's number.
 """
@@ -189,9 +189,7 @@ def read(line: Line, escape: str = "\\") -> Instruction:
         raise InvalidParameter(f"unknown instruction: {line.keyword}{hint}")
     if "\0" in line.original or (line.keyword == "RUN" and any("\0" in body.content for body in line.heredocs)):
         raise InvalidParameter(words.NUL)
-    instruction = reader(_readable(line), escape)
-    _check(instruction, escape)
-    return instruction
+    return reader(_readable(line), escape)
 
 
 def _readable(line: Line) -> Line:
@@ -233,7 +231,7 @@ def expand(instruction: Instruction, variables: Mapping[str, str], escape: str =
     return _replaced(instruction, word, lambda text: words.expanded_content(text, variables), strict=True)
 
 
-def _check(instruction: Instruction, escape: str) -> None:
+def check(instruction: Instruction, escape: str = "\\") -> None:
     """Raises what `expand` raises whatever the variables are."""
 
     def word(text: str) -> str:
@@ -579,7 +577,7 @@ def _volume(line: Line, escape: str) -> Volume:
     _at_least_one(line)
     _flags(line)
     found = words.array(line.rest, whole=line.whole_arrays)
-    paths = tuple(words.words(line.rest, escape) if found is None else found)
+    paths = tuple(words.plain_words(line.rest) if found is None else found)
     if not paths:
         raise InvalidParameter("VOLUME requires at least one argument")
     return Volume(line=line.number, text=line.original, paths=paths)
@@ -658,7 +656,7 @@ def _retries(value: str) -> int:
         return 0
     if not re.fullmatch(r"[-+]?[0-9]{1,10}", value) or not -(1 << 31) <= int(value) < 1 << 31:
         raise InvalidParameter(f"--retries must be a number, not {value!r}")
-    if int(value) < 1:
+    if int(value) < 0:
         raise InvalidParameter(f"--retries must be at least 1 (not {int(value)})")
     return int(value)
 
@@ -717,13 +715,13 @@ def ports_of(text: str) -> list[str]:
     """`80`, `80-81/udp` as `80/tcp`, `80/udp` and `81/udp`. An address and a host port before it
     (`127.0.0.1:8080:80`) are left out, as Docker does.
     """
-    ports, slash, protocol = text.rpartition(":")[2].partition("/")
+    ports, _, protocol = text.rpartition(":")[2].partition("/")
     protocol = protocol.lower()
     match = _PORTS.fullmatch(ports)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if match is None or not 0 < first <= last <= 65535:
         raise InvalidParameter(f"invalid containerPort: {text}"[:300])
-    if slash and protocol not in ("tcp", "udp", "sctp"):
+    if protocol not in ("", "tcp", "udp", "sctp"):
         raise InvalidParameter(f"invalid proto: {protocol}"[:300])
     return [f"{port}/{protocol or 'tcp'}" for port in range(first, last + 1)]
 
@@ -772,6 +770,7 @@ __all__ = [
     "User",
     "Volume",
     "Workdir",
+    "check",
     "check_chmod",
     "check_signal",
     "expand",

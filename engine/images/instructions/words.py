@@ -345,6 +345,13 @@ def expanded_content(text: str, variables: Variables) -> str:
     return _Expansion(text, variables, "\\", quotes=False).value()
 
 
+def shown(text: str, variables: Variables, escape: str = "\\") -> str:
+    """As `expanded`, but quotes stay, and so do variables that are unset: for people, of a command
+    that a shell reads.
+    """
+    return _Expansion(text, variables, escape, quotes=True, shown=True).value()
+
+
 def check(text: str, escape: str = "\\") -> None:
     """Raises InvalidParameter if the word cannot be expanded, whatever the variables are."""
     _Expansion(text, None, escape, quotes=True).value()
@@ -357,14 +364,17 @@ def check_content(text: str) -> None:
 
 class _Expansion:
     """One replacement; `_at` is the position in the text. Without variables, all are unset, and
-    those that must be set are not missed.
+    those that must be set are not missed. `shown`: as in the function of that name.
     """
 
-    def __init__(self, text: str, variables: Variables | None, escape: str, *, quotes: bool) -> None:
+    def __init__(
+        self, text: str, variables: Variables | None, escape: str, *, quotes: bool, shown: bool = False
+    ) -> None:
         self._text = text
         self._variables = variables
         self._escape = escape
         self._quotes = "'\"" if quotes else ""
+        self._shown = shown
         self._at = 0
         self._depth = 0
 
@@ -391,6 +401,7 @@ class _Expansion:
                 piece = self._variable()
             elif char in self._quotes:
                 piece = self._single() if char == "'" else self._double(raw=raw)
+                piece = f"{char}{piece}{char}" if self._shown else piece
             elif char == escape:
                 piece = text[self._at : self._at + 1]
                 piece = char + piece if raw else piece
@@ -448,7 +459,8 @@ class _Expansion:
             if name is None:
                 return "$"
             self._at = name.end()
-            return self._get(name[0]) or ""
+            value = self._get(name[0])
+            return f"${name[0]}" if value is None and self._shown else value or ""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise InvalidParameter("variables are nested too deeply")
@@ -467,43 +479,44 @@ class _Expansion:
     def _substitution(self, name: str) -> str:
         """The value of `${name…}`; the position is after the name."""
         text = self._text
-        value = self._get(name)
         operator = text[self._at : self._at + 1]
         if operator == ":":
             operator = text[self._at : self._at + 2]
         self._at += len(operator)
-        if operator == "}":
-            return value or ""
+        if operator in ("", ":"):
+            raise InvalidParameter("syntax error: missing '}'")
+        if operator not in _OPERATORS:
+            raise InvalidParameter(f"unsupported modifier ({operator}) in substitution")
+        word = replacement = ""
         if operator == "/":
-            return self._replaced(value or "")
+            every = text.startswith("/", self._at)
+            self._at += every
+            word = self._until("/", raw=True)
+            replacement = self._until("}", raw=True)
+        elif operator != "}":
+            word = self._until("}", raw=operator in ("#", "%"))
+        value = self._get(name)
+        if value is None and self._shown:
+            rest = {"}": "", "/": f"/{word}/{replacement}"}.get(operator, operator + word)
+            return f"${{{name}{rest}}}"
+        if operator == "/":
+            return _replace(value or "", _pattern(word), replacement, every=every)
         if operator in ("#", "%"):
-            word = self._until("}", raw=True)
             longest = word[:1] == operator
             trim = _without_prefix if operator == "#" else _without_suffix
             return trim(value or "", _pattern(word[1:] if longest else word), longest=longest)
-        if operator not in ("-", "+", "?", ":-", ":+", ":?"):
-            if not operator or operator == ":":
-                raise InvalidParameter("syntax error: missing '}' (Missing ':' in substitution)")
-            # Old versions know no modifier without a colon.
-            words = "" if operator[0] == ":" else "Missing ':' in substitution: "
-            raise InvalidParameter(f"{words}Unsupported modifier ({operator[-1]}) in substitution")
-        word = self._until("}", raw=False)
         present = value is not None and (operator[0] != ":" or value != "")
         if operator[-1] == "-":
             return (value or "") if present else word
         if operator[-1] == "+":
             return word if present else ""
-        if not present and self._variables is not None:
+        if operator[-1] == "?" and not present and self._variables is not None:
             state = "unset" if value is None else "empty"
             raise InvalidParameter(f"{name}: {word or f'is not allowed to be {state}'}"[:300])
         return value or ""
 
-    def _replaced(self, value: str) -> str:
-        """`${name/pattern/replacement}`, after the first slash."""
-        every = self._text.startswith("/", self._at)
-        self._at += every
-        tokens = _pattern(self._until("/", raw=True))
-        return _replace(value, tokens, self._until("}", raw=True), every=every)
+
+_OPERATORS = ("}", "/", "#", "%", "-", "+", "?", ":-", ":+", ":?")
 
 
 # --- patterns: `*` any characters, `?` one; no brackets -------------------------------------------
@@ -636,6 +649,7 @@ __all__ = [
     "line",
     "plain_words",
     "readable",
+    "shown",
     "with_heredocs",
     "words",
 ]

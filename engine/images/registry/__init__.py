@@ -3,6 +3,6 @@
 """
 
 from engine.images.registry.repository import Fetched, Repository
-from engine.images.registry.session import Document, Failure, Registries
+from engine.images.registry.session import REFUSALS, Document, Failure, Registries
 
-__all__ = ["Document", "Failure", "Fetched", "Registries", "Repository"]
+__all__ = ["REFUSALS", "Document", "Failure", "Fetched", "Registries", "Repository"]

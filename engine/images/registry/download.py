@@ -15,13 +15,13 @@ import re
 from collections.abc import Callable
 
 from engine.errors import ServerError, reason
-from engine.images.registry.session import LONGEST_DELAY, Failure, Retrying, Site, failure_of, pause
+from engine.images.registry.session import Failure, Retrying, Site, failure_of
 from engine.system.threads import uninterrupted
 
 _ATTEMPTS = 50
 """Total tries of one blob, whatever their progress."""
 _PROGRESS = 64 << 10
-"""Bytes after which a try counts as a success, so that the next failure is the first again."""
+"""Bytes after which a try counts as a success, so that its failure is the first again."""
 _CHUNK = 1 << 20
 
 _CONTENT_RANGE = re.compile(r"bytes\s+(\d+)-")
@@ -107,18 +107,18 @@ async def download(site: Site, path: str, digest: str, file: BlobFile, retrying:
     """Receive the rest of a blob of the repository `path`, and resume after a broken connection.
     Raises Failure, ServerError.
     """
-    delays = site.delays(patient=patient)
-    failures = 0
-    for attempt in range(_ATTEMPTS):
+    patience = site.download_patience(patient=patient)
+    for attempt in range(1, _ATTEMPTS + 1):
         begun = file.size
         try:
             await _receive_rest(site, path, digest, file)
             return
         except Failure as error:
-            failures = 1 if file.size - begun >= _PROGRESS else failures + 1
-            if not error.transient or failures > len(delays) or error.delay > LONGEST_DELAY or attempt == _ATTEMPTS - 1:
+            if attempt == _ATTEMPTS:
                 raise
-            await pause(error, delays[failures - 1], retrying)
+            if file.size - begun >= _PROGRESS:
+                patience = site.download_patience(patient=patient)
+            await patience.wait(error, retrying)
 
 
 async def _receive_rest(site: Site, path: str, digest: str, file: BlobFile) -> None:

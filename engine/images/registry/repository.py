@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import NamedTuple, Protocol, TypeVar
 
+import aiohttp
 import msgspec
 from yarl import URL
 
@@ -33,9 +34,13 @@ from engine.images.registry.session import (
     failure_of,
     not_reported,
     read,
+    shown,
 )
 
 T = TypeVar("T")
+
+_SPOILT = ("BLOB_UPLOAD_INVALID", "BLOB_UPLOAD_UNKNOWN", "DIGEST_INVALID", "SIZE_INVALID")
+"""Codes that an upload gets for what it has sent (distribution specification, "Error Codes")."""
 
 MAX_MANIFEST = 4 << 20
 """Bytes of a manifest, as registries limit them too (distribution specification, "Pushing
@@ -303,14 +308,14 @@ class Repository:
                     kind = {"Content-Type": "application/octet-stream"}
                     async with site.exchange("PATCH", url, kind, body=body) as answer:
                         if answer.status != 202:
-                            raise await failure_of(answer)
+                            raise await _failure_of_upload(answer)
                         url = site.target(url, answer.headers.get("Location", str(url)))
             except TimeoutError:
-                raise Failure(f'Patch "{url.with_query(None)}": stalled for {stall:g} s', transient=True) from None
+                raise Failure(f'Patch "{shown(url)}": stalled for {stall:g} s', transient=True) from None
             # The registry may take a while to store a large blob.
             async with site.exchange("PUT", url.update_query({"digest": digest()}), total=max(stall, 300)) as answer:
                 if answer.status not in (201, 204):
-                    raise await failure_of(answer)
+                    raise await _failure_of_upload(answer)
             done = True
         finally:
             if not done:
@@ -327,6 +332,15 @@ class Repository:
         async with site.exchange("PUT", url, {"Content-Type": media_type}, body=raw, total=total) as answer:
             if answer.status not in (200, 201, 202):
                 raise await failure_of(answer)
+
+
+async def _failure_of_upload(answer: aiohttp.ClientResponse) -> Failure:
+    """A new upload may succeed when the registry has lost this one, as it does when it starts
+    again, or when the bytes have changed on the way.
+    """
+    failure = await failure_of(answer)
+    failure.transient |= answer.status == 404 or failure.code in _SPOILT
+    return failure
 
 
 async def _watched(chunks: AsyncIterator[bytes], limit: asyncio.Timeout, stall: float) -> AsyncIterator[bytes]:

@@ -7,7 +7,8 @@
   redirect to another origin.
 - Documents read into memory are bounded.
 - After a status of 429 or 5xx, a broken connection or a stalled one, the request is tried again,
-  with growing pauses. Any other error is final.
+  with growing pauses. The same holds when a registry that has answered before cannot be reached.
+  Any other error is final.
 
 Owns:   the pool of connections.
 Not here: requests to a repository (repository.py), writing blobs to files (download.py).
@@ -17,15 +18,17 @@ Raises: ServerError, NotFound, InvalidParameter.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import ipaddress
 import json
 import os
 import random
 import re
+import socket
 import ssl
 import time
-import urllib.request
+import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -34,9 +37,19 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from engine import __version__
+from engine import __version__, proxies
 from engine.config import Config
-from engine.errors import InvalidParameter, NotFound, ServerError, decoding_reason
+from engine.errors import (
+    EngineError,
+    Forbidden,
+    InvalidParameter,
+    NotFound,
+    ServerError,
+    Unauthorized,
+    decoding_reason,
+    reason,
+    words,
+)
 from engine.images.credentials import NOBODY, Challenge, Credentials, challenges
 from engine.images.reference import DEFAULT_DOMAIN
 from engine.wire.images import SearchResult
@@ -52,14 +65,27 @@ MAX_ANSWER = 1 << 20
 """Bytes of other documents: tokens, pages of tags, errors."""
 
 DELAYS = (0.2, 0.8, 2.0)
-"""Seconds before each retry, of which up to half is random."""
+"""Seconds before each retry."""
 PATIENCE = (5.0, 10.0, 15.0, 20.0, 25.0)
-"""Seconds before the further retries of an upload or a download: dockerd's."""
+"""Seconds before the further retries of an upload: dockerd's."""
+PAUSE = 5.0
+"""A download is tried again after this many seconds, then after twice as many, and so on."""
 LONGEST_DELAY = 20.0
-"""Longest accepted Retry-After in seconds."""
+"""Seconds that a registry may request by Retry-After, over all retries of an operation. Uploads and
+downloads accept as many as they wait at most otherwise.
+"""
+_SPREAD = 1.2
+"""The waits of several layers are longer by different parts of a fifth."""
 _REDIRECTIONS = 8
+_NO_SUCH_HOST = "NO_SUCH_HOST"
+"""Code of a Failure whose host name does not exist."""
+_UNTRUSTED = "UNTRUSTED"
+"""Code of a Failure whose host has a certificate that is refused."""
+_BAD_REDIRECTION = "it redirects to an invalid address"
 _SHOWN = 500
 """Characters of a reply that an error quotes."""
+REFUSALS: dict[int, type[EngineError]] = {400: InvalidParameter, 401: Unauthorized, 403: Forbidden, 404: NotFound}
+"""Statuses of another server that are passed on; the error of any other one is the engine's."""
 _MESSAGES = {
     "DENIED": "requested access to the resource is denied",
     "TOOMANYREQUESTS": "too many requests",
@@ -91,6 +117,11 @@ class Failure(ServerError):
 
 Retrying = Callable[[float], None]
 """Called with the seconds before the next try."""
+
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+Sleep = Callable[[float], Awaitable[None]]
 
 
 def not_reported(seconds: float) -> None:
@@ -128,12 +159,33 @@ class Registries:
         """Seconds without a byte after which a connection is given up."""
         self.delays = DELAYS
         self.patience = PATIENCE
-        self._insecure = config.insecure_registries
-        self._mirrors = config.registry_mirrors
+        """Of uploads."""
+        self.pause = PAUSE
+        self.sleep: Sleep = asyncio.sleep
+        """Waits before a retry."""
         self._certificates = config.registry_certificates
         self._verified: ssl.SSLContext | None = None
         self._unverified: ssl.SSLContext | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._addresses: dict[str, tuple[Address, ...]] = {}
+        """By name, as of the last operation with this registry."""
+        self.configure(config)
+
+    def configure(self, config: Config) -> None:
+        """Take the values that a reload may change. Operations under way keep some of the old
+        ones. The host's certificates are read again.
+        """
+        self._insecure = config.insecure_registries
+        self._mirrors = config.registry_mirrors
+        self.attempts = config.download_attempts
+        self._verified = self._unverified = None
+
+    def waits(self, *, patient: bool) -> tuple[float, ...]:
+        """Seconds before each retry of a download. Only a `patient` one makes all attempts: others
+        have a further place to ask.
+        """
+        further = range(1, self.attempts) if patient else ()
+        return (*self.delays, *(self.pause * number for number in further))
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -163,22 +215,40 @@ class Registries:
         if session is not None:
             await session.close()
 
-    def may_be_plain(self, url: URL) -> bool:
-        """True if plain HTTP, or an unverified certificate, is allowed."""
+    async def look_up(self, domain: str) -> None:
+        """Learn the addresses of a registry, if it may be insecure by one of them."""
+        if not any("/" in rule for rule in self._insecure) or domain == DEFAULT_DOMAIN:
+            return
+        with contextlib.suppress(ValueError, OSError):
+            name = (URL(f"https://{domain}").host or "").lower()
+            found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            self._addresses[name] = tuple(ipaddress.ip_address(entry[4][0]) for entry in found)
+
+    def _is_insecure(self, url: URL) -> bool:
+        """The operator has listed the registry."""
         name, port = (url.host or "").lower(), url.port
         try:
-            address = ipaddress.ip_address(name)
+            addresses: tuple[Address, ...] = (ipaddress.ip_address(name),)
         except ValueError:
-            address = None
-        if name == "localhost" or (address is not None and address.is_loopback):
-            return True
+            addresses = self._addresses.get(name, ())
         for rule in self._insecure:
             if rule.lower() in (name, f"{name}:{port}", f"[{name}]:{port}"):
                 return True
-            if address is not None and "/" in rule:
+            if "/" in rule:
                 with contextlib.suppress(ValueError):
-                    if address in ipaddress.ip_network(rule, strict=False):
+                    network = ipaddress.ip_network(rule, strict=False)
+                    if any(address in network for address in addresses):
                         return True
+        return False
+
+    def may_be_plain(self, url: URL) -> bool:
+        """True if plain HTTP, or an unverified certificate, is allowed."""
+        name = (url.host or "").lower()
+        with contextlib.suppress(ValueError):
+            if ipaddress.ip_address(name).is_loopback:
+                return True
+        if name == "localhost" or self._is_insecure(url):
+            return True
         return url.scheme == "http" and any(url.origin() == URL(mirror).origin() for mirror in self._mirrors)
 
     async def tls(self, url: URL) -> ssl.SSLContext:
@@ -189,6 +259,8 @@ class Registries:
         directory = self._certificates / name
         own = await asyncio.to_thread(_own_context, directory)
         if own is not None:
+            if self._is_insecure(url):
+                own.check_hostname, own.verify_mode = False, ssl.CERT_NONE
             return own
         if self.may_be_plain(url):
             if self._unverified is None:
@@ -226,6 +298,7 @@ class Registries:
         """
         name = re.sub(r"^https?://", "", credentials.serveraddress).partition("/")[0]
         domain = DEFAULT_DOMAIN if name in ("", HUB_INDEX, HUB, DEFAULT_DOMAIN) else name
+        await self.look_up(domain)
         origin = self.origins(domain, mirrors=False)[0]
         site = Site(self, origin, credentials, [])
         return await site.log_in()
@@ -238,12 +311,12 @@ class Registries:
         a host name that cannot exist.
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=min(self.stall, 15.0), sock_read=self.stall)
+        url = _url_of_client(address)
         try:
-            url = URL(address)
-            answer = await self.session.get(url, timeout=timeout, max_redirects=_REDIRECTIONS, proxy=_proxy(url))
-        except ValueError as error:
-            raise InvalidParameter(f"invalid URL: its host is not a valid name or address: {address}"[:300]) from error
-        except (aiohttp.ClientError, OSError) as error:
+            answer = await self._followed(url, timeout)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            if isinstance(error, aiohttp.InvalidURL) and not isinstance(error, aiohttp.RedirectClientError):
+                raise InvalidParameter(_bad_host(address)) from error
             raise _unreachable("GET", url, error, self.stall) from error
 
         async def body() -> AsyncGenerator[bytes, None]:
@@ -256,20 +329,49 @@ class Registries:
         async with answer, contextlib.aclosing(body()) as chunks:
             yield Document(answer.status, answer.reason or "", answer.headers, answer.content_length, chunks)
 
+    async def _followed(self, url: URL, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:
+        """The answer after all redirects, each of which may need another proxy."""
+        at = url
+        headers = _login_of(url)
+        for _ in range(_REDIRECTIONS):
+            answer = await self.session.get(
+                at.with_user(None), headers=headers, timeout=timeout, allow_redirects=False, **_proxy(at)
+            )
+            location = answer.headers.get("Location", "")
+            if answer.status not in (301, 302, 303, 307, 308) or not location:
+                return answer
+            answer.release()
+            target = URL(location)
+            if not target.scheme:
+                target = at.with_user(None).join(target)
+            if target.scheme not in ("http", "https") or not target.host:
+                raise aiohttp.NonHttpUrlRedirectClientError(target)
+            headers = _login_of(target) or (headers if target.origin() == at.origin() else {})
+            at = target
+        raise Failure(f'Get "{shown(url)}": more than {_REDIRECTIONS} redirections')
+
     @contextlib.asynccontextmanager
     async def body(self, address: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The body at a URL that the client named; see `document`. Raises NotFound too."""
-        async with self.document(address) as answer:
-            if answer.status != 200:
-                kind = NotFound if answer.status == 404 else ServerError
-                raise kind(f'Get "{URL(address).with_query(None)}": {answer.status} {answer.reason}'.rstrip())
-            yield answer.body
+        """The body at a URL that the client named; see `document`. What the server refuses raises
+        `REFUSALS`; a host that does not exist raises NotFound, as in Docker.
+        """
+        try:
+            async with self.document(address) as answer:
+                if answer.status != 200:
+                    kind = REFUSALS.get(answer.status, ServerError)
+                    raise kind(f'Get "{shown(URL(address))}": {answer.status} {answer.reason}'.rstrip())
+                yield answer.body
+        except Failure as error:
+            if error.code == _NO_SUCH_HOST:
+                raise NotFound(error.message) from error
+            raise
 
     async def search(self, domain: str, term: str, limit: int, credentials: Credentials) -> list[SearchResult]:
         """Search with the index API, which only Docker Hub and a few other registries offer.
 
         Raises ServerError when the registry does not offer it.
         """
+        await self.look_up(domain)
         origin = (URL(f"https://{HUB_INDEX}"),) if domain == DEFAULT_DOMAIN else self.origins(domain, mirrors=False)[0]
         failure: ServerError | None = None
         for base in origin:
@@ -297,6 +399,16 @@ def _own_context(directory: Path) -> ssl.SSLContext | None:
         return None
     vouching = [name for name in names if name.endswith(".crt")]
     shown = [name for name in names if name.endswith(".cert")]
+    keys = [name for name in names if name.endswith(".key")]
+    for name in shown:
+        key = f"{name.removesuffix('.cert')}.key"
+        if key not in keys:
+            more = "CA certificates must use the extension .crt"
+            raise ServerError(f"certificates in {directory}: missing key {key} for client certificate {name}. {more}")
+    for name in keys:
+        certificate = f"{name.removesuffix('.key')}.cert"
+        if certificate not in shown:
+            raise ServerError(f"certificates in {directory}: missing client certificate {certificate} for key {name}")
     if not vouching and not shown:
         return None
     context = ssl.create_default_context()
@@ -305,8 +417,8 @@ def _own_context(directory: Path) -> ssl.SSLContext | None:
             context.load_verify_locations(directory / name)
         for name in shown:
             context.load_cert_chain(directory / name, directory / f"{name.removesuffix('.cert')}.key")
-    except (OSError, ssl.SSLError) as error:
-        raise ServerError(f"certificates in {directory}: {error}") from error
+    except OSError as error:  # ssl.SSLError is one
+        raise ServerError(f"certificates in {directory}: {words(error)}") from error
     return context
 
 
@@ -344,25 +456,30 @@ class Site:
             for base in self._origin:
                 self.base = base
                 try:
-                    # No retry without a reply: usually the address is wrong.
-                    await persist(self._ping, self._registries.delays, unreachable=False)
+                    await self.persist(self._ping)
                 except Failure as error:
                     # No HTTPS there: try the other scheme, if allowed.
-                    if error.status or base is self._origin[-1]:
+                    if error.status or error.code == _UNTRUSTED or base is self._origin[-1]:
                         raise
                     continue
                 self._connected = True
                 return
 
     async def _ping(self) -> None:
-        async with self.answer("GET", self.base / "v2/") as answer:
-            if answer.status == 401:
-                self._challenge = _choose(challenges(answer.headers.getall("WWW-Authenticate", [])))
-            elif answer.status != 200:
-                failure = await failure_of(answer)
-                if answer.status == 404:
-                    raise Failure(f"{self.base}/v2/: not a registry of API version 2", 500)
-                raise failure
+        try:
+            async with self.answer("GET", self.base / "v2/") as answer:
+                if answer.status == 401:
+                    self._challenge = _choose(challenges(answer.headers.getall("WWW-Authenticate", [])))
+                elif answer.status != 200:
+                    failure = await failure_of(answer)
+                    if answer.status == 404:
+                        raise Failure(f"{self.base}/v2/: not a registry of API version 2", 500)
+                    raise failure
+        except Failure as error:
+            # No retry without an answer, neither here nor by the caller: usually the address is
+            # wrong.
+            error.transient = error.transient and error.status != 0
+            raise
 
     async def log_in(self) -> str:
         """See `Registries.log_in`."""
@@ -467,7 +584,8 @@ class Site:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An authorized request.
 
-        A 401 renews the authorization once, unless there is a body that cannot be sent again.
+        A 401 renews the authorization once. A body that cannot be sent again fails with a transient
+        error then.
         """
         wanted = (*self.scopes, *scopes)
         await self.connect()
@@ -477,12 +595,16 @@ class Site:
             if authorization:
                 sent["Authorization"] = authorization
             async with self.answer(method, url, sent, body=body, total=total) as answer:
-                if answer.status == 401 and attempt == 1 and not isinstance(body, AsyncIterator):
+                if answer.status == 401 and attempt == 1:
                     offered = _choose(challenges(answer.headers.getall("WWW-Authenticate", [])))
                     if offered is not None and not (authorization and offered.scheme == "basic"):
                         self._challenge = offered
                         self._tokens.pop(wanted, None)
-                        continue
+                        if not isinstance(body, AsyncIterator):
+                            continue
+                        failure = await failure_of(answer)
+                        failure.transient = failure.status == 401
+                        raise failure
                 yield answer
                 return
 
@@ -508,16 +630,20 @@ class Site:
             for _ in range(_REDIRECTIONS):
                 if at.scheme != "https" and not self._registries.may_be_plain(at):
                     raise Failure(f"{at.host}: plain HTTP is allowed only for loopback and insecure registries", 500)
-                answer = await self._registries.session.request(
-                    method,
-                    at,
-                    headers=sent,
-                    data=body,
-                    allow_redirects=False,
-                    timeout=timeout,
-                    ssl=await self._context(at),
-                    proxy=_proxy(at),
-                )
+                context = await self._context(at)
+                try:
+                    answer = await self._registries.session.request(
+                        method,
+                        at,
+                        headers=sent,
+                        data=body,
+                        allow_redirects=False,
+                        timeout=timeout,
+                        ssl=context,
+                        **_proxy(at),
+                    )
+                except UnicodeError:
+                    raise Failure(f"{shown(at)}: no such host: its name is not valid", 500) from None
                 async with answer:
                     location = answer.headers.get("Location", "")
                     if answer.status not in (301, 302, 303, 307, 308) or not location or method not in ("GET", "HEAD"):
@@ -539,7 +665,7 @@ class Site:
             if target.scheme not in ("http", "https") or not target.host:
                 raise ValueError(location)
         except ValueError:
-            raise Failure(f"{at.host} redirects to an invalid address", 500) from None
+            raise Failure(f"{at.host}: {_BAD_REDIRECTION}", 500) from None
         if (
             (target.scheme, at.scheme) == ("http", "https")
             and target.host == at.host
@@ -561,9 +687,14 @@ class Site:
             self._tls[origin] = await self._registries.tls(url)
         return self._tls[origin]
 
-    def delays(self, *, patient: bool) -> tuple[float, ...]:
-        """See `DELAYS`; with `patient` also `PATIENCE`."""
-        return self._registries.delays + (self._registries.patience if patient else ())
+    def patience(self, *, patient: bool) -> Patience:
+        """For one operation. `patient`: an upload."""
+        registries = self._registries
+        return Patience(registries.delays + (registries.patience if patient else ()), registries.sleep)
+
+    def download_patience(self, *, patient: bool) -> Patience:
+        """For one download. Its first attempt includes the quick retries."""
+        return Patience(self._registries.waits(patient=patient), self._registries.sleep)
 
     async def url(self, path: str, *parts: str) -> URL:
         """A URL in the repository `path`. Raises Failure."""
@@ -575,34 +706,33 @@ class Site:
         self, attempt: Callable[[], Awaitable[T]], retrying: Retrying = not_reported, *, patient: bool = False
     ) -> T:
         """Retry transient failures."""
-        return await persist(attempt, self.delays(patient=patient), retrying)
+        patience = self.patience(patient=patient)
+        while True:
+            try:
+                return await attempt()
+            except Failure as error:
+                await patience.wait(error, retrying)
 
 
-async def persist(
-    attempt: Callable[[], Awaitable[T]],
-    delays: tuple[float, ...],
-    retrying: Retrying = not_reported,
-    *,
-    unreachable: bool = True,
-) -> T:
-    """Retry transient failures; with `unreachable` also those without an answer."""
-    for delay in delays:
-        try:
-            return await attempt()
-        except Failure as error:
-            if not error.transient or error.delay > LONGEST_DELAY or not (error.status or unreachable):
-                raise
-            await pause(error, delay, retrying)
-    return await attempt()
+class Patience:
+    """The waits of one operation before its retries."""
 
+    def __init__(self, delays: tuple[float, ...], sleep: Sleep) -> None:
+        self._delays = iter(delays)
+        self._longest = max(LONGEST_DELAY, sum(delays))
+        self._sleep = sleep
 
-async def pause(error: Failure, delay: float, retrying: Retrying) -> None:
-    """Wait before the next try: `delay` less a random part of up to half, or as long as the
-    registry requests.
-    """
-    seconds = max(error.delay, delay * random.uniform(0.5, 1))
-    retrying(seconds)
-    await asyncio.sleep(seconds)
+    async def wait(self, error: Failure, retrying: Retrying) -> None:
+        """Wait before the next try, a little longer than its delay, or as long as the registry
+        requests. Raises `error` when there is no next try.
+        """
+        delay = next(self._delays, None)
+        if not error.transient or delay is None or error.delay > self._longest:
+            raise error
+        seconds = max(error.delay, delay * random.uniform(1, _SPREAD))
+        self._longest -= error.delay
+        retrying(seconds)
+        await self._sleep(seconds)
 
 
 def _choose(offered: list[Challenge]) -> Challenge | None:
@@ -613,40 +743,98 @@ def _choose(offered: list[Challenge]) -> Challenge | None:
     return None
 
 
-def _proxy(url: URL) -> str | None:
-    """The proxy for a URL, from http_proxy, https_proxy and no_proxy. None for this host itself, as
-    in Go.
-    """
-    proxies = urllib.request.getproxies()
-    proxy = proxies.get(url.scheme)
-    host = url.host or ""
-    if not proxy or host == "localhost" or urllib.request.proxy_bypass(host):
-        return None
-    with contextlib.suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return None
-    return proxy
+def _login_of(url: URL) -> dict[str, str]:
+    """The header for the user and password in a URL."""
+    return {"Authorization": _basic_login(url.user or "", url.password or "")} if url.user or url.password else {}
+
+
+def _basic_login(user: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+def _proxy(url: URL) -> dict[str, Any]:
+    """The arguments of a request that say which proxy a URL needs. Raises Failure."""
+    try:
+        proxy = proxies.proxy_of(url.scheme, url.raw_host or "", url.port)
+    except ValueError as error:
+        raise Failure(f"the proxy for {url.scheme} {error}") from error
+    if proxy is None:
+        return {}
+    if not proxy.user:
+        return {"proxy": proxy.url}
+    user, _, password = proxy.user.partition(":")
+    login = aiohttp.BasicAuth(urllib.parse.unquote(user), urllib.parse.unquote(password), "utf-8")
+    return {"proxy": proxy.url, "proxy_auth": login}
 
 
 def _unreachable(method: str, url: URL, error: BaseException, stall: float) -> Failure:
-    """The Failure for a request without an answer. Its text omits the URL's query, which may be a
-    signature.
-    """
-    where = f'{method.capitalize()} "{url.with_query(None)}"'
+    """The Failure for a request without an answer, or without all of it."""
+    where = f'{method.capitalize()} "{shown(url)}"'
     if isinstance(error, TimeoutError):
         return Failure(f"{where}: no answer within {stall:g} s", transient=True)
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return Failure(f"{where}: dial tcp: lookup {url.host}: no such host")
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return Failure(f"{where}: x509: {error.certificate_error}")
-    if isinstance(error, aiohttp.ClientSSLError):
-        return Failure(f"{where}: TLS: {error.os_error}")
     if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno
-        reason = os.strerror(number).lower() if number else str(error.os_error) or "closed"
-        return Failure(f"{where}: dial tcp {url.host}:{url.port}: connect: {reason}")
+        code = ""
+        if isinstance(error, aiohttp.ClientConnectorCertificateError):
+            code = _UNTRUSTED
+        elif isinstance(error.os_error, socket.gaierror) and error.os_error.errno != socket.EAI_AGAIN:
+            code = _NO_SUCH_HOST
+        text = f"{where}: {_unconnected(error)}"
+        return Failure(text, code=code, transient=not isinstance(error, aiohttp.ClientSSLError))
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return Failure(f"{where}: the proxy answers with status {error.status}")
+    if isinstance(error, aiohttp.NonHttpUrlClientError | ValueError):
+        return Failure(f"{where}: {_BAD_REDIRECTION}")
     # Disconnected, reset, cut short, or not HTTP: a retry may succeed.
-    return Failure(f"{where}: {str(error) or 'the connection failed'}", transient=True)
+    return Failure(f"{where}: {_broken(error)}", transient=True)
+
+
+def _unconnected(error: aiohttp.ClientConnectorError) -> str:
+    """The host is that of the last redirection."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        refused = error.certificate_error
+        why = refused.verify_message if isinstance(refused, ssl.SSLCertVerificationError) else words(refused)
+        return f"tls: failed to verify certificate: x509: {why}"
+    why = reason(error.os_error)
+    if isinstance(error, aiohttp.ClientSSLError):
+        # Docker's words for a registry without TLS, which users look for.
+        return "http: server gave HTTP response to HTTPS client" if why == "wrong version number" else f"tls: {why}"
+    if isinstance(error.os_error, socket.gaierror):
+        return f"dial tcp: lookup {error.host}: {why if error.os_error.errno == socket.EAI_AGAIN else 'no such host'}"
+    proxy = "proxyconnect tcp: " if isinstance(error, aiohttp.ClientProxyConnectionError) else ""
+    return f"{proxy}dial tcp {error.host}:{error.port}: connect: {why}"
+
+
+def _broken(error: BaseException) -> str:
+    """Why an answer came not at all, or not whole."""
+    cause = error.__cause__
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the server closed the connection without an answer"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return f"the answer is cut short: {reason(cause) if isinstance(cause, OSError) else 'unexpected EOF'}"
+    if isinstance(error, OSError):
+        return reason(error)
+    return "the answer is not valid HTTP"
+
+
+def shown(url: URL) -> str:
+    """The URL as messages name it: without credentials, also those in a query, such as a
+    signature.
+    """
+    return str(url.with_user(None).with_query(None).with_fragment(None))
+
+
+def _url_of_client(address: str) -> URL:
+    """Raises InvalidParameter for a host name that cannot exist."""
+    try:
+        url = URL(address)
+        (url.raw_host or "").encode("idna")  # as the resolver does
+    except ValueError as error:
+        raise InvalidParameter(_bad_host(address)) from error
+    return url
+
+
+def _bad_host(address: str) -> str:
+    return f"invalid URL: its host is not a valid name or address: {address}"[:300]
 
 
 async def read(answer: aiohttp.ClientResponse, limit: int) -> bytes:
@@ -749,15 +937,16 @@ def decode(raw: bytes, of: type[T], what: str) -> T:
 
 
 __all__ = [
-    "LONGEST_DELAY",
     "MAX_ANSWER",
+    "REFUSALS",
     "Failure",
+    "Patience",
     "Registries",
     "Retrying",
     "Site",
     "decode",
     "failure_of",
     "not_reported",
-    "pause",
     "read",
+    "shown",
 ]

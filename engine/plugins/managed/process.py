@@ -41,7 +41,7 @@ from engine.containers import boot, bundle, launch, program, restart
 from engine.containers.body import directory as normal
 from engine.containers.extra_mounts import Placed
 from engine.containers.parts import Parts
-from engine.errors import EngineError, NotFound, ServerError, reason, reason_with_file
+from engine.errors import EngineError, NotFound, ServerError, reason, reason_with_file, words
 from engine.logs.targets import JsonFile
 from engine.monitor.handles import Exit, LaunchFailed, Process
 from engine.plugins.client import connect
@@ -251,10 +251,7 @@ class Processes:
             process.exit.add_done_callback(functools.partial(self._ended, enabled, process))
             await self._ready(enabled, process, timeout)
         except (EngineError, OSError) as error:
-            if isinstance(error, LaunchFailed):
-                why = failure_reason(error.reason)
-            else:
-                why = error.message if isinstance(error, EngineError) else reason_with_file(error)
+            why = failure_reason(error.reason) if isinstance(error, LaunchFailed) else words(error)
             await uninterrupted(self._end(enabled, FAILED_SECONDS))
             said = await asyncio.to_thread(_output, self._log_file(enabled.record.id), began)
             if said:
@@ -512,7 +509,7 @@ class Processes:
         try:
             await step(*arguments, **keywords)
         except (EngineError, OSError) as error:
-            _log.error('plugin "%s": cleaning up: %s', record.name, error)
+            _log.error('plugin "%s": cleaning up: %s', record.name, words(error))
 
     # --- places -----------------------------------------------------------------------------------
 
@@ -573,7 +570,7 @@ def _close_late(task: asyncio.Task[int]) -> None:
 
 
 async def _of_its_root(process: Process, path: str) -> int:
-    return await in_own_thread(lambda: _tree_of(process, path), "plugin")
+    return await in_own_thread(lambda: _tree_of(process, path))
 
 
 def _tree_of(process: Process, path: str) -> int:

@@ -25,7 +25,7 @@ import msgspec
 from engine.containers import devices, mount_points, security
 from engine.containers import spec as containers
 from engine.containers.body import directory
-from engine.containers.limits import check_exec_size
+from engine.containers.limits import check_exec
 from engine.errors import InvalidParameter, NotFound
 from engine.plugins.managed.config import PROTOCOLS
 from engine.plugins.managed.record import PluginRecord
@@ -89,7 +89,7 @@ def build(record: PluginRecord, place: Place) -> oci.Spec:
     if not arguments:
         raise InvalidParameter("Entrypoint: it is empty")
     variables = containers.environment(settings.env, "", tty=False, home=place.identity.home)
-    check_exec_size(arguments, variables, 0)
+    check_exec(arguments, variables, 0)
     named = HostConfig(devices=[DeviceMapping(path_on_host=path) for path in _device_paths(record)])
     nodes = list(devices.nodes(named))
     rules = devices.DEFAULT_RULES if not config.linux.allow_all_devices else devices.PRIVILEGED_RULES

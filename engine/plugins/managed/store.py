@@ -26,7 +26,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.errors import EngineError, InvalidParameter, NotFound, WrongState
+from engine.errors import EngineError, InvalidParameter, NotFound, WrongState, words
 from engine.events import EventLog
 from engine.images import reference
 from engine.images.credentials import Credentials
@@ -371,7 +371,7 @@ class ManagedPlugins:
             if record.chain_id:
                 await self._snapshots.release(record.chain_id)
         except (EngineError, OSError) as error:
-            _log.warning("removing files of plugin %s: %s", record.name, error)
+            _log.warning("removing files of plugin %s: %s", record.name, words(error))
 
     # --- enable, disable, set, remove -------------------------------------------------------------
 

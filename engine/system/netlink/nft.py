@@ -36,18 +36,19 @@ FAMILY = struct.Struct(">BBH")
 """struct nfgenmsg: address family, version, resource id."""
 
 _SUBSYSTEM = 10
-_GETTABLE, _GETRULE, _NEWSETELEM, _GETSETELEM, _DELSETELEM, _NEWGEN = (
-    _SUBSYSTEM << 8 | each for each in (1, 7, 12, 13, 14, 15)
+_GETTABLE, _GETCHAIN, _GETRULE, _NEWSETELEM, _GETSETELEM, _DELSETELEM, _NEWGEN = (
+    _SUBSYSTEM << 8 | each for each in (1, 4, 7, 12, 13, 14, 15)
 )
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
 _GROUP_NFTABLES = 7
 
-INET, IPV4, NETDEV = 1, 2, 5
+INET, IPV4, NETDEV, IPV6 = 1, 2, 5, 10
 """Families of tables: for IPv4 and IPv6 (NFPROTO_INET), for IPv4 alone, for what devices receive
-and send.
+and send, for IPv6 alone.
 """
 
 _TABLE_NAME, _TABLE_FLAGS, _TABLE_HANDLE = 1, 2, 4
+_CHAIN_TABLE, _CHAIN_HANDLE, _CHAIN_NAME = 1, 2, 3
 _RULE_TABLE, _RULE_CHAIN, _RULE_HANDLE = 1, 2, 3
 _LIST_TABLE, _LIST_SET, _LIST_ELEMENTS, _LIST_ELEMENT = 1, 2, 3, 1
 _ELEMENT_KEY, _ELEMENT_DATA, _ELEMENT_KEY_END, _DATA_VALUE, _DATA_VERDICT = 1, 2, 10, 1, 2
@@ -139,6 +140,19 @@ class NftSocket(NetlinkSocket):
                 return ()
             raise
 
+    def chain(self, table: str, chain: str, family: int) -> tuple[bytes, ...] | None:
+        """Identifies one version of the rules of a chain: its handle, each rule's handle. None when
+        there is no such chain.
+        """
+        body = FAMILY.pack(family, 0, 0) + text(_CHAIN_TABLE, table) + text(_CHAIN_NAME, chain)
+        (answer,) = self.exchange((Request(_GETCHAIN, 0, body, f"chain {chain}"),))
+        if answer.error is not None:
+            if answer.error.errno == errno.ENOENT:
+                return None
+            raise answer.error
+        handles = [read_attributes(each, FAMILY.size).get(_CHAIN_HANDLE, b"") for each in answer.bodies]
+        return (*handles, *self._rules(table, family, chain))
+
     def _table(self, table: str, family: int) -> Iterator[bytes]:
         body = FAMILY.pack(family, 0, 0) + text(_TABLE_NAME, table)
         (answer,) = self.exchange((Request(_GETTABLE, 0, body, f"table {table}"),))
@@ -148,8 +162,10 @@ class NftSocket(NetlinkSocket):
             found = read_attributes(each, FAMILY.size)
             yield found.get(_TABLE_HANDLE, b"") + found.get(_TABLE_FLAGS, b"")
 
-    def _rules(self, table: str, family: int) -> Iterator[bytes]:
+    def _rules(self, table: str, family: int, chain: str = "") -> Iterator[bytes]:
         body = FAMILY.pack(family, 0, 0) + text(_RULE_TABLE, table)
+        if chain:
+            body += text(_RULE_CHAIN, chain)
         for answer in self.dump(Request(_GETRULE, 0, body, f"rules of table {table}")):
             found = read_attributes(answer, FAMILY.size)
             yield found.get(_RULE_CHAIN, b"") + found.get(_RULE_HANDLE, b"")

@@ -59,7 +59,8 @@ _IPVLAN_FLAGS = ("bridge", "private", "vepa")
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_BROADCAST = 1, 2, 4
 _IFA_FLAGS = 8
 _IFA_F_NODAD, _IFA_F_NOPREFIXROUTE = 0x02, 0x200
-_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_TABLE = 1, 4, 5, 15
+_RTA_DST, _RTA_OIF, _RTA_GATEWAY, _RTA_MULTIPATH, _RTA_TABLE, _RTA_VIA, _RTA_NH_ID = 1, 4, 5, 9, 15, 18, 30
+_GATEWAYS = {_RTA_GATEWAY, _RTA_MULTIPATH, _RTA_VIA, _RTA_NH_ID}
 _RTNH_F_ONLINK = 4
 _FRA_SRC, _FRA_PRIORITY, _FRA_FWMARK, _FRA_TABLE, _FRA_FWMASK, _FRA_OIFNAME = 2, 6, 10, 15, 16, 17
 _FR_ACT_TO_TBL, _FIB_RULE_INVERT, _ALL_BITS = 1, 2, 0xFFFFFFFF
@@ -67,11 +68,14 @@ _NDA_DST, _NDA_LLADDR = 1, 2
 _NUD_PERMANENT, _NTF_SELF = 0x80, 0x02
 _SKIP_STATISTICS = 8
 
-_IFF_UP = 1
+_IFF_UP, _IFF_POINTOPOINT = 1, 0x10
 _AF_BRIDGE = 7
-_RT_TABLE_MAIN, _RTPROT_BOOT, _RT_SCOPE_UNIVERSE, _RTN_UNICAST = 254, 3, 0, 1
+_RT_TABLE_MAIN, _RTPROT_KERNEL, _RTPROT_BOOT, _RT_SCOPE_UNIVERSE, _RTN_UNICAST = 254, 2, 3, 0, 1
 _RT_SCOPE_LINK = 253
 _RTN_UNREACHABLE = 7
+
+_FAMILIES = {4: (socket.AF_INET, 32), 6: (socket.AF_INET6, 128)}
+"""Address family and bits of an address, by IP version."""
 
 _BUFFER = 256 << 10
 _BATCH = 64
@@ -194,31 +198,49 @@ class RouteSocket(NetlinkSocket):
                 return int(_ADDRESS.unpack_from(answer)[4])
         return 0
 
-    def address_spans(self) -> list[tuple[int, int, int]]:
-        """First and last number of the subnet of every IPv4 address, and its link's index.
+    def address_spans(self, version: int = 4) -> list[tuple[int, int, int]]:
+        """First and last number of the subnet of every address, and its link's index.
 
         Plain numbers, because hosts may have thousands of addresses.
         """
-        body = _ADDRESS.pack(socket.AF_INET, 0, 0, 0, 0)
+        family, bits = _FAMILIES[version]
+        local = _IFA_LOCAL if version == 4 else _IFA_ADDRESS  # IPv6 has both at tunnels alone
         found = []
-        for answer in self.dump(Request(_GETADDR, 0, body, "list of addresses")):
+        for answer in self.dump(Request(_GETADDR, 0, _ADDRESS.pack(family, 0, 0, 0, 0), "list of addresses")):
             _, prefix, _, _, owner = _ADDRESS.unpack_from(answer)
-            first, last = _span(read_number(answer, _ADDRESS.size, _IFA_LOCAL), prefix)
+            first, last = _span(read_number(answer, _ADDRESS.size, local), prefix, bits)
             found.append((first, last, owner))
         return found
 
-    def route_spans(self) -> list[tuple[int, int]]:
-        """First and last number of the IPv4 destinations that lead to other hosts, in every table.
-
-        A default route spans all numbers.
+    def route_spans(self, version: int = 4) -> list[tuple[int, int, bool]]:
+        """First and last number of the destinations that lead to other hosts, in every table; and
+        whether they are beyond a gateway or a tunnel. Without default routes.
         """
-        body = _ROUTE.pack(socket.AF_INET, 0, 0, 0, 0, 0, 0, _RTN_UNICAST, 0)
+        family, bits = _FAMILIES[version]
+        body = _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, _RTN_UNICAST, 0)
+        tunnels: dict[int, bool] = {}
         found = []
         for answer in self.dump(Request(_GETROUTE, 0, body, "list of routes")):
-            _, prefix, _, _, _, _, _, kind, _ = _ROUTE.unpack_from(answer)
-            if kind == _RTN_UNICAST:
-                found.append(_span(read_number(answer, _ROUTE.size, _RTA_DST), prefix))
+            _, prefix, _, _, _, protocol, _, kind, _ = _ROUTE.unpack_from(answer)
+            if kind != _RTN_UNICAST or not prefix:
+                continue
+            beyond = False
+            if protocol != _RTPROT_KERNEL:  # not that of an address
+                attributes = read_attributes(answer, _ROUTE.size)
+                beyond = not _GATEWAYS.isdisjoint(attributes)
+                if not beyond and _RTA_OIF in attributes:
+                    index = int.from_bytes(attributes[_RTA_OIF], sys.byteorder)
+                    if index not in tunnels:
+                        tunnels[index] = self._is_tunnel(index)
+                    beyond = tunnels[index]
+            found.append((*_span(read_number(answer, _ROUTE.size, _RTA_DST), prefix, bits), beyond))
         return found
+
+    def _is_tunnel(self, index: int) -> bool:
+        """True if the link leads to one other host, as those of VPNs do."""
+        body = _LINK.pack(socket.AF_UNSPEC, 0, index, 0, 0) + u32(_IFLA_EXT_MASK, _SKIP_STATISTICS)
+        (answer,) = self.exchange((Request(_GETLINK, 0, body, f"link {index}"),), 0, single=True)
+        return answer.error is None and bool(_LINK.unpack_from(answer.bodies[0])[3] & _IFF_POINTOPOINT)
 
     def routes(self) -> list[Route]:
         """The IPv4 routes of the main table."""
@@ -635,8 +657,8 @@ def _link(body: bytes) -> Link:
     )
 
 
-def _span(address: int, prefix: int) -> tuple[int, int]:
-    rest = (1 << 32 - prefix) - 1
+def _span(address: int, prefix: int, bits: int) -> tuple[int, int]:
+    rest = (1 << bits - prefix) - 1
     return address & ~rest, address | rest
 
 

@@ -4,6 +4,9 @@ daemon on that connection, with h2 and threads. It shares no code with the engin
 
 from __future__ import annotations
 
+import base64
+import fnmatch
+import json
 import queue
 import secrets
 import socket
@@ -92,6 +95,8 @@ class Failed(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
+        self.places: list[tuple[int, int]] = []
+        """First and last lines of the Dockerfile that its details name."""
 
 
 class Call:
@@ -365,18 +370,32 @@ Order = Callable[[list[tuple[int, bytes]]], list[tuple[int, bytes]]]
 
 def of_files(directories: Directories, *, together: int = 1, piece: int = 32768) -> dict[str, Handler]:
     """The FileSync service. The contents of `together` requested files are sent in turns of `piece`
-    bytes. Patterns are exact paths; a path in `followpaths` stands for itself.
+    bytes. Patterns of `exclude-patterns` are exact paths. A path in `followpaths` may have
+    wildcards, and stands for itself, what is below it, and the directories above. If there is a
+    link on its way, everything is sent.
     """
+
+    def followed(path: str, wanted: list[str]) -> bool:
+        parts = path.split("/")
+        for each in wanted:
+            pattern = each.split("/")
+            common = min(len(parts), len(pattern))
+            if all(map(fnmatch.fnmatchcase, parts[:common], pattern[:common])):
+                return True
+        return False
 
     def copy(call: Call) -> None:
         name = call.values("dir-name")[0]
         if name not in directories:
             raise Failed(5, f"no access allowed to dir {name}")
         wanted, excluded = call.values("followpaths"), call.values("exclude-patterns")
+        links = [path for path, node in directories[name].items() if isinstance(node, Node) and node.mode & LINK]
+        if any(f"{each}/".startswith(f"{link}/") for each in wanted for link in links):
+            wanted = []
         files = [
             (path, node if isinstance(node, Node) else Node(node))
             for path, node in directories[name].items()
-            if (not wanted or path in wanted) and path not in excluded
+            if (not wanted or followed(path, wanted)) and path not in excluded
         ]
         for path, node in files:
             call.send(field(2, node.stat(path)))
@@ -449,6 +468,15 @@ class Failure(AssertionError):
         super().__init__(f"{status}: {message}")
         self.status = status
         self.message = message
+
+
+def _places(text: str) -> list[tuple[int, int]]:
+    """Of google.rpc.Status in base64, with details that are BuildKit's."""
+    if not text:
+        return []
+    status = base64.b64decode(text + "=" * (-len(text) % 4))
+    found = [json.loads(fields(detail)[2]) for number, detail in every(status) if number == 3]
+    return [(each["start"]["line"], each["end"]["line"]) for place in found for each in place["ranges"]]
 
 
 class Calling:
@@ -589,4 +617,6 @@ class Caller:
             headers = dict(event.headers)
             status = int(headers["grpc-status"])
             end = Failure(status, unquote(headers.get("grpc-message", ""))) if status else None
+            if end is not None:
+                end.places = _places(headers.get("grpc-status-details-bin", ""))
             self._calls[event.stream_id].inbox.put(end)

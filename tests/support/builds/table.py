@@ -7,7 +7,7 @@ HTTP API, so the same cases run on another engine:
 
     python -m tests.support.builds.table [--engine engined] [NAME …]
 
-starts dockerd (Debian's, by default) or engined and compares each case that it can build. `later`
+starts dockerd (the host's, by default) or engined and compares each case that it can build. `later`
 marks cases that Docker's classic builder refuses, `differs` gives the reason why engined does
 something else.
 """
@@ -477,7 +477,7 @@ class Runner:
 
 
 def main() -> int:
-    from bench.engines import Dockerd, Engined  # bench imports tests
+    from bench.engines import Engined, HostDockerd  # bench imports tests
     from bench.run import load_image
     from tests.support.engine.harness import busybox_archive
 
@@ -489,7 +489,7 @@ def main() -> int:
     cases = [case for case in table() if not arguments.name or any(part in case.name for part in arguments.name)]
     if arguments.engine == "dockerd" and not arguments.all:
         cases = [case for case in cases if not case.later and not case.differs]
-    engine = (Dockerd if arguments.engine == "dockerd" else Engined)()
+    engine = (HostDockerd if arguments.engine == "dockerd" else Engined)()
     wrong = 0
     try:
         engine.start()

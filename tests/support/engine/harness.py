@@ -209,7 +209,9 @@ class TempEngine:
             said = self.log_path.read_bytes()[begin:]
             assert self.process is not None
             assert self.process.poll() is None, f"engined ended at start:\n{said.decode(errors='replace')}"
-            return any(line.startswith(b"listening on ") for line in said.splitlines())
+            # as --log-format says
+            begins = b"listening on ", b'{"level":"info","msg":"listening on '
+            return any(line.startswith(begins) for line in said.splitlines())
 
         until(f"listening on {self.socket}\n{self.log()}", listening)
         return self
@@ -436,6 +438,11 @@ class TempEngine:
         identifier = self.create(*command, **keywords)
         self.post(f"/containers/{identifier}/start")
         return identifier
+
+    def image_names(self) -> set[str]:
+        """The names of all images."""
+        listed = self.request("GET", "/v1.24/images/json").json()
+        return {name for image in listed for name in image["RepoTags"] or () if name != "<none>:<none>"}
 
     def inspect(self, container: str) -> Any:
         answer = self.request("GET", f"/v1.24/containers/{container}/json")

@@ -36,7 +36,7 @@ from tests.support.swarm.networks import (
 
 NODES, MANAGERS = 5, 3
 PORT = 8080
-PERIOD = 2.0
+PERIOD = 1.0 + PATIENCE
 """Seconds between beats."""
 LIVES = int(os.environ.get("SWARM_ADDRESSES", "150"))
 """Tasks that `test_addresses_are_never_given_twice` makes."""

@@ -42,7 +42,7 @@ class Undelivered:
         return None
 
 
-def engine() -> Engine:
+def engine(config: Config | None = None) -> Engine:
     counts = Counts(
         running=2,
         paused=1,
@@ -50,7 +50,7 @@ def engine() -> Engine:
         images=7,
         runtime="crun",
         runtime_version="1.8.1",
-        runtimes={"crun": "/usr/bin/crun"},
+        runtimes={"crun": ("/usr/bin/crun",)},
         network_drivers=("bridge", "host", "macvlan", "null"),
         log_drivers=("json-file", "none"),
         descriptors=17,
@@ -63,7 +63,7 @@ def engine() -> Engine:
         builder=absent,
         buildkit=absent,
         cluster=Cluster(outside),
-        config=Config(),
+        config=config or Config(),
         events=EventLog(),
         host=HOST,
         counts=lambda: counts,
@@ -82,8 +82,8 @@ def engine() -> Engine:
     )
 
 
-def application(rows: Iterable[Route] = ROUTES) -> Application:
-    return Application(engine(), rows)
+def application(rows: Iterable[Route] = ROUTES, config: Config | None = None) -> Application:
+    return Application(engine(config), rows)
 
 
 def request(

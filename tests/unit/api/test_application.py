@@ -294,7 +294,6 @@ def test_a_more_special_error_is_of_its_kind() -> None:
         (OSError(errno.EACCES, "Permission denied", "/a/b"), 500, "/a/b: permission denied"),
         (OSError(errno.EMFILE, "Too many open files"), 503, "the engine has no more file descriptors"),
         (OSError("odd"), 500, "odd"),
-        (RuntimeError("can't start new thread"), 503, "the host has no more threads for the engine"),
         (MemoryError(), 503, "the host has no more memory for the engine"),
     ],
 )

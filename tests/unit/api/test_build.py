@@ -10,7 +10,6 @@ import copy
 import dataclasses
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from ipaddress import IPv4Address
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,7 +71,7 @@ class FakeBuilder:
 def fakes(builder: Any, tmp_path: Path) -> Engine:
     parts: Any = {
         "builder": builder,
-        "networks": SimpleNamespace(gateway=IPv4Address("172.17.0.1")),
+        "networks": SimpleNamespace(host_gateway="172.17.0.1"),
         "images": SimpleNamespace(temporary=tmp_path),
     }
     return dataclasses.replace(engine(), **parts)
@@ -104,7 +103,7 @@ def asked(parts: Engine, path: str, query: str = "", *, version: str = "1.24", c
 
 def decoded(query: str = "", *, at: str | None = None, **parameters: str) -> Options:
     made = request("/build", "POST", query=query or urlencode(parameters), version=at)
-    networks: Any = SimpleNamespace(gateway=IPv4Address("172.17.0.1"))
+    networks: Any = SimpleNamespace(host_gateway="172.17.0.1")
     return build.decode(dataclasses.replace(engine(), networks=networks), made)
 
 

@@ -36,7 +36,7 @@ def test_ping(path: str, method: str) -> None:
 def test_version() -> None:
     found = shown(ask(APP, "/version"))
     assert found == {
-        "Version": __version__,
+        "Version": f"29.7.2+engined.{__version__}",
         "ApiVersion": "1.55",
         "MinAPIVersion": "1.18",
         "GitCommit": "",
@@ -85,7 +85,7 @@ def test_info() -> None:
     assert (found["Containers"], found["ContainersRunning"], found["ContainersPaused"]) == (6, 2, 1)
     assert (found["ContainersStopped"], found["Images"], found["NCPU"], found["MemTotal"]) == (3, 7, 4, 8 << 30)
     assert (found["Driver"], found["CgroupDriver"], found["OSType"]) == ("overlay2", "cgroupfs", "linux")
-    assert (found["Architecture"], found["DefaultRuntime"]) == ("x86_64", "crun")
+    assert (found["Architecture"], found["DefaultRuntime"]) == ("x86_64", "runc")
     assert found["Runtimes"] == {"crun": {"path": "/usr/bin/crun"}}
     assert found["Swarm"]["LocalNodeState"] == "inactive"
     assert found["RegistryConfig"]["IndexConfigs"]["docker.io"]["Official"] is True
@@ -100,6 +100,13 @@ NEW_FIELDS = """
 SecurityOptions InitBinary ContainerdCommit RuncCommit InitCommit Warnings CgroupVersion OSVersion GenericResources
 CDISpecDirs PidsLimit
 """
+
+
+def test_info_shows_the_pools_of_the_operator() -> None:
+    assert "DefaultAddressPools" not in shown(ask(APP, "/info"))
+    configured = Config(address_pools=("base=10.9.0.0/16,size=24", "base=fd00::/48,size=64"))
+    found = shown(ask(application(config=configured), "/info"))
+    assert found["DefaultAddressPools"] == [{"Base": "10.9.0.0/16", "Size": 24}, {"Base": "fd00::/48", "Size": 64}]
 
 
 def test_info_of_newer_versions() -> None:
@@ -198,7 +205,7 @@ def test_info_shows_the_configuration_of_registries() -> None:
 def test_info_at_older_versions() -> None:
     assert "ExecutionDriver" not in shown(ask(APP, "/v1.24/info"))
     at_1_23, at_1_22, at_1_21 = (shown(ask(APP, f"/v{name}/info")) for name in ("1.23", "1.22", "1.21"))
-    assert at_1_23["ExecutionDriver"] == "crun" and "SecurityOptions" not in at_1_23 and "Swarm" not in at_1_23
+    assert at_1_23["ExecutionDriver"] == "runc" and "SecurityOptions" not in at_1_23 and "Swarm" not in at_1_23
     assert "OSType" in at_1_22 and "OSType" not in at_1_21 and "Architecture" not in at_1_21
     at_1_19, at_1_18 = (shown(ask(APP, f"/v{name}/info")) for name in ("1.19", "1.18"))
     assert at_1_19["MemoryLimit"] is True and at_1_19["CpuCfsQuota"] is False

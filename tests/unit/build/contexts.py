@@ -67,5 +67,5 @@ def laid_out(directory: Path, selection: Selection, path: str, root: int = -1, *
     place = copying.destination(root, path, directory=selection.needs_directory)
     diff = directory / "diff"
     diff.mkdir(parents=True)
-    stream = Stream(selection, place, root, **{"now": NOW, **how})
+    stream = Stream(selection.at(place), place, root, **{"now": NOW, **how})
     return diff, copying.lay_out(Ingest(1, diff), stream)

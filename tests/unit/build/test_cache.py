@@ -19,12 +19,13 @@ import pytest
 from engine.build import prune
 from engine.build.cache import Cache
 from engine.build.caches import CacheDirectory, Caches
-from engine.build.copying import Destination, Selection, Stream
+from engine.build.copying import Destination, Selection, Stream, select
 from engine.build.keys import base_key, key_of
 from engine.build.options import PruneOptions
 from engine.build.parts import Parts
 from engine.build.state import State, after, of_image
 from engine.build.steps import layer
+from engine.build.trees import MemoryTree
 from engine.config import Config as EngineConfig
 from engine.errors import ServerError
 from engine.images import reference
@@ -83,12 +84,20 @@ class Site(Stage):
 
     async def directory(self, before: State, name: str) -> State:
         """A step that makes a directory, in a layer of its own."""
+        return await self.copied(before, name, Selection((), "dir", ""), Destination(name, True, (name,)))
+
+    async def file(self, before: State, name: str) -> State:
+        """A step that makes a file of three bytes, in a layer of its own."""
+        selection = select(MemoryTree({name: b"abc"}), [name], destination_is_directory=False)
+        return await self.copied(before, name, selection, Destination(name, False, ()))
+
+    async def copied(self, before: State, name: str, selection: Selection, place: Destination) -> State:
         key = key_of(before.key, "copy", name, config=before.config)
         async with self.images.claimed() as claim:
             diff_id = await layer.lay_out(
                 self.parts,
                 before.document.rootfs.diff_ids,
-                lambda: Stream(Selection((), "dir", ""), Destination(name, True, (name,)), -1, now=1),
+                lambda: Stream(selection, place, -1, now=1),
                 claim,
             )
             made = after(before, key=key, config=before.config, command=["COPY", name], diff_id=diff_id)
@@ -372,6 +381,37 @@ def test_filters_of_prune(run: Run, options: PruneOptions, left: set[str]) -> No
         await site.cache.write()
         await prune.prune(site.parts, options)
         assert site.kept() == left
+
+    run(work)
+
+
+def test_bytes_count_once(run: Run) -> None:
+    """A step may have several keys, and two steps may have made one layer."""
+
+    async def work(site: Site) -> None:
+        base = await site.base()
+        first = await site.file(base, "f")
+        site.cache.know("other", first, base.key, "f")
+        label = site.meta(base, "x")
+        second = await site.file(label, "f")
+        last = site.meta(second, "y")
+        assert second.top == first.top
+        await site.cache.write()
+
+        async def shown() -> dict[str, tuple[int, bool]]:
+            return {each.id: (each.size, each.shared) for each in await prune.entries(site.parts)}
+
+        alone = {label.key: (0, False), first.key: (0, False), second.key: (3, False), last.key: (0, False)}
+        assert await shown() == alone
+        await site.cache.write_result(last, [reference.with_tag("built", "")])
+        assert await shown() == {key: (size, True) for key, (size, _) in alone.items()}
+        small = PruneOptions(all=True, max_used_space=1)
+        assert (await prune.prune(site.parts, small)).caches_deleted is None, "the images have the bytes"
+        await site.images.delete("built")
+        assert await shown() == {first.key: (3, False)}
+        report = await prune.prune(site.parts, PruneOptions())
+        assert report.caches_deleted == [first.key] and report.space_reclaimed == 3
+        assert site.cache.find("other") is None and site.snapshots.layer(first.top) is None
 
     run(work)
 

@@ -112,7 +112,13 @@ SRC = ["dangling", "link", "one.py", "sub", "sub/three.py", "sub/three.txt", "tw
         (["pkg/*"], {"exclude": ["*"], "destination_is_directory": False}, []),
         (["pkg/*"], {"destination_is_directory": False}, ["index.js", "package.json", "deep", "deep/package.json",
                                                           "package.json"]),
+        (["../a.txt", "/../b.txt"], {"rooted": True}, ["=a.txt", "=b.txt"]),
+        (["nope/../../src/one.py"], {"rooted": True}, ["=one.py"]),
+        (["../s*/*.py"], {"rooted": True}, ["=one.py"]),
+        (["../.."], {"rooted": True, "exclude": ["*", "!empty"]}, ["empty"]),
         # --parents
+        (["../src/one.py"], {"parents": True, "rooted": True}, ["src", "src/one.py"]),
+        (["../src/./../../sub/three.py"], {"parents": True, "rooted": True}, ["sub", "sub/three.py"]),
         (["src/one.py"], {"parents": True}, ["src", "src/one.py"]),
         (["./src/sub/three.py"], {"parents": True}, ["src", "src/sub", "src/sub/three.py"]),
         (["src/./sub/three.py"], {"parents": True}, ["sub", "sub/three.py"]),
@@ -178,6 +184,9 @@ def test_wildcards_may_match_nothing(tmp_path: Path) -> None:
     for source, kind in (("nope/*.go", NotFound), ("a.txt/*", NotFound), ("nope", NotFound)):
         with pytest.raises(kind, match=f"{source[:4]}.*no such file or directory"):
             selecting(tmp_path, [source], may_be_empty=True)
+    for how in ({}, {"parents": True}):
+        with pytest.raises(InvalidParameter, match=r"syntax error in pattern: .*\[x"):
+            selecting(tmp_path, ["c.md", "src/[x"], may_be_empty=True, **how)
 
 
 def digest_of(tmp_path: Path, nodes: Sequence[Node], sources: Sequence[str] = ("src",), **how: Any) -> str:
@@ -281,7 +290,7 @@ def test_destination_in_an_empty_root() -> None:
         ("/loop/x", False, "too many levels of symbolic links"),
         ("/a/.wh.b", False, "reserved for layers"),
         ("/.wh..wh..opq", False, "reserved for layers"),
-        ("/a\0b", False, "path contains a nul"),
+        ("/a\0b", False, "path contains a NUL"),
     ],
 )
 def test_destination_fails(image: int, path: str, source_is_directory: bool, words: str) -> None:
@@ -397,27 +406,74 @@ def test_the_time_of_a_directory_goes_with_its_content(image: int, tmp_path: Pat
     for times in (True, False):
         new = copied(tmp_path, nodes, ["d"], "/n/m/", image, keeps_times=times)
         assert [new[path][3] for path in ("n", "n/m", "n/m/s")] == [NOW, 5 * 10**9 if times else NOW, 6 * 10**9]
+        last = copied(tmp_path, nodes, ["d", "d/s/f"], "/n/m/", image, keeps_times=times)
+        assert last["n/m"][3] == NOW, "the file changes the directory"
         old = copied(tmp_path, nodes, ["d"], "/app", image, keeps_times=times)
         assert (old["app"][0] == "0o40711" and old["app"][3] == 5 * 10**9) is times
         assert copied(tmp_path, nodes, ["d/s/f"], "/app/", image, keeps_times=times)["app"][3] != 5 * 10**9
 
 
 def test_the_owner_of_members_of_archives(tmp_path: Path) -> None:
-    nodes = [Node("a.tar", tar([directory("d"), Node("d/x", uid=3, gid=4)]))]
+    nodes = [Node("a.tar", tar([directory("d"), Node("d/x", uid=3, gid=4)])), Node("f")]
     for members, owner in ((True, (7, 8)), (False, (3, 4))):
         how = {"owner": (7, 8), "owns_members": members, "selected": {"unpack": True}}
-        found = copied(tmp_path, nodes, ["a.tar"], "/x/", **how)
-        assert found["x/d/x"][1:3] == owner
-        assert found["x"][1:3] == ((7, 8) if members else (0, 0))
+        for sources in (["a.tar"], ["a.tar", "f"]):
+            found = copied(tmp_path, nodes, sources, "/x/", **how)
+            assert found["x/d/x"][1:3] == owner
+            assert found["x"][1:3] == ((7, 8) if members else (0, 0))
+        assert copied(tmp_path, nodes, ["f", "a.tar"], "/x/", **how)["x"][1:3] == (7, 8)
 
 
-def test_archives_that_a_wildcard_matches_are_merged(tmp_path: Path) -> None:
-    nodes = [Node("a.tar", tar([Node("x")])), Node("b.tar", tar([Node("y")])), Node("c.txt")]
-    how: dict[str, Any] = {"unpack": True, "destination_is_directory": False}
-    assert selecting(tmp_path, ["*.tar"], nodes, archives_merge=True, **how) == ["=a.tar", "=b.tar"]
-    for sources, merge in ((["*.tar"], False), (["*"], True), (["a.tar", "b.tar"], True)):
-        with pytest.raises(InvalidParameter, match="the destination must be a directory"):
-            selecting(tmp_path, sources, nodes, archives_merge=merge, **how)
+MERGED = [Node("a.tar", tar([Node("x")])), Node("b.tar", tar([Node("y")])), Node("c", b"cc"), Node("e", b"e"),
+          directory("d"), Node("d/z")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sources", "path", "expected"),
+    [
+        (["c", "e"], "/new", {"new": 1}),
+        (["e", "c"], "/new", {"new": 2}),
+        (["[ce]"], "/file", {"file": 1}),
+        (["c", "e"], "/app", {"app": 0, "app/c": 2, "app/e": 1}),
+        (["d", "c"], "/new", {"new": 0, "new/z": 0, "new/c": 2}),
+        (["c", "d"], "/app", {"app": 0, "app/z": 0, "app/c": 2}),
+        (["*.tar"], "/new", {"new": 0, "new/x": 0, "new/y": 0}),
+        (["a.tar", "c"], "/new", {"new": 0, "new/x": 0, "new/c": 2}),
+        (["c", "d"], "/new", "cannot copy to non-directory: /new"),
+        (["c", "a.tar"], "/file", "cannot copy to non-directory: /file"),
+    ],
+)
+def test_sources_that_are_merged(
+    tmp_path: Path, image: int, sources: list[str], path: str, expected: dict[str, int] | str
+) -> None:
+    """Sizes of the files of the layer; 0 for directories and the empty files."""
+    how = {"unpack": True, "merges": True}
+    with pytest.raises(InvalidParameter, match="the destination must be a directory"):
+        copied(tmp_path, MERGED, sources, path, image, selected={**how, "merges": False})
+    if isinstance(expected, str):
+        with pytest.raises(InvalidParameter, match=expected):
+            copied(tmp_path, MERGED, sources, path, image, selected=how)
+        return
+    found = copied(tmp_path, MERGED, sources, path, image, selected=how)
+    shown = {name: entry[4][0] if stat.S_ISREG(int(entry[0], 8)) else 0 for name, entry in found.items()}
+    assert {**shown, "app": 0} == {".": 0, "app": 0, **expected}
+
+
+@pytest.mark.parametrize(
+    ("sources", "chmod", "mode"),
+    [
+        (["a.tar", "c"], "700", 0o755),
+        (["c", "a.tar"], "700", 0o700),
+        (["d"], "2750", 0o750),
+        (["d"], "0001777", 0o755),
+        (["d"], "go=", 0o755),
+        (["c", "d"], "600", 0o600),
+    ],
+)
+def test_the_mode_of_new_directories(tmp_path: Path, sources: list[str], chmod: str, mode: int) -> None:
+    """An octal mode is theirs as mkdir(2) applies it, unless an archive is unpacked first."""
+    found = copied(tmp_path, MERGED, sources, "/n/m/", chmod=chmod, selected={"unpack": True})
+    assert found["n"][0] == found["n/m"][0] == oct(stat.S_IFDIR | mode)
 
 
 @pytest.mark.parametrize(

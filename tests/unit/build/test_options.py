@@ -164,7 +164,6 @@ def test_no_platform() -> None:
 def test_host_defaults_are_those_of_a_create() -> None:
     assert options.host(HostConfig(), "") == options.DEFAULT_HOST == Options().host
     assert options.DEFAULT_HOST.network_mode == "bridge"
-    assert options.DEFAULT_HOST.shm_size == 64 << 20
 
 
 @pytest.mark.parametrize(

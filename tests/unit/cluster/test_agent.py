@@ -116,9 +116,9 @@ async def site(directory: Path, *, period: float = 0.05, role: str = "manager") 
         return list(drivers)
 
     parts: Any = SimpleNamespace(
-        config=Config(labels=("zone=a",)),
+        config=Config(),
         host=Host(name="h"),
-        counts=Counts,
+        counts=lambda: Counts(labels=("zone=a",)),
         volumes=SimpleNamespace(known_drivers=known_drivers, drivers=drivers),
         networks=fake_networks(),
         records=MemoryRecords(),

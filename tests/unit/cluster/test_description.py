@@ -15,8 +15,9 @@ def test_description() -> None:
         network_drivers=("bridge",),
         volume_drivers=("local",),
         authorization_plugins=("opa",),
+        labels=("zone=a=b", "empty="),
     )
-    made = description(host, counts, ["local", "flocker"], ["zone=a=b", "empty="], ["SSD=3", "GPU=UUID1", "GPU=UUID2"])
+    made = description(host, counts, ["local", "flocker"], ["SSD=3", "GPU=UUID1", "GPU=UUID2"])
     assert made.hostname == "h" and made.platform == Platform("aarch64", "linux")
     assert made.resources.nano_cpus == 3_000_000_000 and made.resources.memory_bytes == 5
     assert made.resources.generic_resources == [

@@ -144,7 +144,7 @@ async def test_the_client_is_not_loaded_for_a_host_that_has_no_address(
     monkeypatch.delenv("HTTPS_PROXY", raising=False)
     world = World(image)
     world.loaded = False
-    world.pulls = Pulls(world, world, mirrors=mirrors)  # type: ignore[arg-type]
+    world.pulls = Pulls(world, world, mirrors=lambda: mirrors)  # type: ignore[arg-type]
     await world.pulls.bring(image, "")
     assert len(world.asked) == asked
     if not asked:

@@ -284,7 +284,7 @@ async def test_what_is_needed_is_tried_again_at_once(monkeypatch: pytest.MonkeyP
     here = Site()
     here.overlays.trouble = OSError(16, "Device or resource busy")
     await here.take(whole(task(3)))
-    assert here.networks.trouble("net") == "Device or resource busy"
+    assert here.networks.trouble("net") == "device or resource busy"
     assert here.networks.trouble("x") == "the managers have not sent its view"
     here.overlays.trouble = None
     async with asyncio.timeout(10 * PATIENCE):

@@ -198,9 +198,11 @@ def test_normal_forms_of_what_is_not_given() -> None:
     config, host_config = rules.checked(body(Cmd="ls", HostConfig={"CapAdd": "SYS_PTRACE"}))
     assert config.cmd == ["ls"] and host_config.cap_add == ["SYS_PTRACE"]
     assert host_config.network_mode == "bridge" and host_config.restart_policy.name == "no"
-    assert host_config.log_config == LogConfig() and host_config.shm_size == 67108864
+    assert host_config.log_config == LogConfig()
     assert host_config.memory_swappiness is None and host_config.dns == []
-    assert (host_config.ipc_mode, host_config.pids_limit, host_config.oom_kill_disable) == ("private", None, False)
+    assert (host_config.pids_limit, host_config.oom_kill_disable) == (None, False)
+    # the operator's (`defaults.py`)
+    assert (host_config.ipc_mode, host_config.shm_size, host_config.ulimits) == ("", 0, None)
     assert host_config.masked_paths == list(security.MASKED_PATHS)
     assert host_config.readonly_paths == list(security.READONLY_PATHS)
 

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import config
 from engine.containers import body, bundle
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter
 from engine.wire import oci
 from engine.wire.containers import Config, CreateBody, EndpointSettings, HostConfig
+
+ENGINE = config.Config()
 
 
 def record(config: Config, host: HostConfig | None = None) -> ContainerRecord:
@@ -96,7 +99,7 @@ def test_resolv_conf_falls_back_when_every_resolver_is_on_loopback() -> None:
 def test_hosts_and_hostname(tmp_path: Path) -> None:
     host = HostConfig(extra_hosts=["db:10.1.1.1", "v6:::1"])
     networks = {"bridge": EndpointSettings(ip_address="172.17.0.9")}
-    bundle.write_network_files(record(Config(hostname="web", domainname="example"), host), tmp_path, networks)
+    bundle.write_network_files(record(Config(hostname="web", domainname="example"), host), tmp_path, networks, ENGINE)
     assert (tmp_path / "hostname").read_text() == "web\n"
     hosts = (tmp_path / "hosts").read_text().splitlines()
     assert hosts[0] == "127.0.0.1\tlocalhost"
@@ -116,10 +119,10 @@ def test_hosts_names_the_addresses_of_the_loopback_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sysctls: dict[str, str], ipv6: bool
 ) -> None:
     monkeypatch.setattr(bundle, "HAS_IPV6", True)
-    bundle.write_network_files(record(Config(), HostConfig(sysctls=sysctls)), tmp_path, {})
+    bundle.write_network_files(record(Config(), HostConfig(sysctls=sysctls)), tmp_path, {}, ENGINE)
     assert ("::1\tlocalhost" in (tmp_path / "hosts").read_text()) == ipv6
     monkeypatch.setattr(bundle, "HAS_IPV6", False)
-    bundle.write_network_files(record(Config(), HostConfig(sysctls=sysctls)), tmp_path, {})
+    bundle.write_network_files(record(Config(), HostConfig(sysctls=sysctls)), tmp_path, {}, ENGINE)
     assert (tmp_path / "hosts").read_text() == "127.0.0.1\tlocalhost\n"
 
 
@@ -129,17 +132,17 @@ def test_hosts_names_the_addresses_of_the_loopback_alone(
 )
 def test_a_full_name_and_its_first_part(tmp_path: Path, hostname: str, domainname: str, names: str) -> None:
     networks = {"bridge": EndpointSettings(ip_address="172.17.0.9")}
-    bundle.write_network_files(record(Config(hostname=hostname, domainname=domainname)), tmp_path, networks)
+    bundle.write_network_files(record(Config(hostname=hostname, domainname=domainname)), tmp_path, networks, ENGINE)
     assert (tmp_path / "hosts").read_text().splitlines()[-1] == f"172.17.0.9\t{names}"
 
 
 def test_extra_hosts(tmp_path: Path) -> None:
     """host-gateway is each address of the host; addresses of IPv6 may have brackets."""
     own = record(Config(hostname="web"), HostConfig(extra_hosts=["host:host-gateway", "v6:[fd00::1]"]))
-    bundle.write_network_files(own, tmp_path, {}, ["172.17.0.1", "fd00::9"])
+    bundle.write_network_files(own, tmp_path, {}, ENGINE, ["172.17.0.1", "fd00::9"])
     assert (tmp_path / "hosts").read_text().splitlines()[-3:] == ["172.17.0.1\thost", "fd00::9\thost", "fd00::1\tv6"]
     with pytest.raises(InvalidParameter, match="host:host-gateway: unable to derive the IP value for host-gateway"):
-        bundle.write_network_files(own, tmp_path, {}, [])
+        bundle.write_network_files(own, tmp_path, {}, ENGINE, [])
 
 
 _TEXT = st.one_of(
@@ -167,7 +170,7 @@ def test_what_a_client_sends_adds_no_lines(hostname: str, domain: str, name: str
         return
     with tempfile.TemporaryDirectory() as directory:
         networks = {"bridge": EndpointSettings(ip_address="10.0.0.2")}
-        bundle.write_network_files(record(config, host), Path(directory), networks)
+        bundle.write_network_files(record(config, host), Path(directory), networks, ENGINE)
         written = {each.name: each.read_bytes() for each in Path(directory).iterdir()}
     assert {name: len(re.split(rb"[\n\r\0]", text)) - 1 for name, text in written.items()} == {
         "hostname": 1,
@@ -180,10 +183,10 @@ def test_what_a_client_sends_adds_no_lines(hostname: str, domain: str, name: str
 
 
 def test_files_are_rewritten_in_place(tmp_path: Path) -> None:
-    bundle.write_network_files(record(Config(hostname="web")), tmp_path, {})
+    bundle.write_network_files(record(Config(hostname="web")), tmp_path, {}, ENGINE)
     before = (tmp_path / "hosts").stat().st_ino
     bundle.write_network_files(
-        record(Config(hostname="web")), tmp_path, {"bridge": EndpointSettings(ip_address="10.0.0.1")}
+        record(Config(hostname="web")), tmp_path, {"bridge": EndpointSettings(ip_address="10.0.0.1")}, ENGINE
     )
     assert (tmp_path / "hosts").stat().st_ino == before
     assert (tmp_path / "hosts").read_text().endswith("10.0.0.1\tweb\n")
@@ -192,9 +195,29 @@ def test_files_are_rewritten_in_place(tmp_path: Path) -> None:
 def test_resolv_conf_on_a_users_network(tmp_path: Path) -> None:
     networks = {"net": EndpointSettings(ip_address="10.0.0.2", global_ipv6_address="fd00::2")}
     host = HostConfig(dns=["1.1.1.1"], dns_search=["x"], dns_options=["timeout:1"])
-    bundle.write_network_files(record(Config(hostname="web"), host), tmp_path, networks)
+    bundle.write_network_files(record(Config(hostname="web"), host), tmp_path, networks, ENGINE)
     assert (tmp_path / "resolv.conf").read_text() == "nameserver 127.0.0.11\nsearch x\noptions timeout:1 ndots:0\n"
     assert (tmp_path / "hosts").read_text().endswith("10.0.0.2\tweb\nfd00::2\tweb\n")
+
+
+def test_dns_of_the_engine(tmp_path: Path) -> None:
+    """For containers that say nothing of their own, on all networks."""
+    (tmp_path / "host").write_text("nameserver 192.0.2.1\nsearch host.example\n")
+    engine = config.Config(dns=("192.0.2.2",), dns_search=("engine.example",), dns_opts=("ndots:3",))
+
+    def written(host: HostConfig, engine: config.Config, network: str = "bridge") -> list[str]:
+        networks = {network: EndpointSettings()}
+        bundle.write_network_files(record(Config(hostname="web"), host), tmp_path, networks, engine)
+        return (tmp_path / "resolv.conf").read_text().splitlines()
+
+    assert written(HostConfig(), engine) == ["nameserver 192.0.2.2", "search engine.example", "options ndots:3"]
+    own = HostConfig(dns=["192.0.2.3"], dns_search=["own.example"], dns_options=["ndots:1"])
+    assert written(own, engine) == ["nameserver 192.0.2.3", "search own.example", "options ndots:1"]
+    named = ["nameserver 127.0.0.11", "search engine.example", "options ndots:3"]
+    assert written(HostConfig(), engine, "net") == named
+    assert bundle.dns_servers(HostConfig(), engine) == ("192.0.2.2",)
+    file = config.Config(resolv_conf=str(tmp_path / "host"))
+    assert written(HostConfig(), file) == ["nameserver 192.0.2.1", "search host.example"]
 
 
 def test_mount_points_reached_through_links(tmp_path: Path) -> None:
@@ -241,13 +264,13 @@ def test_the_servers_behind_systemds(
         if text is not None:
             path.write_text(text)
         monkeypatch.setattr(bundle, name, path)
-    assert bundle._host_lines(loopback_reachable=reachable) == ([expected] if expected else [])
+    assert bundle._host_lines("", loopback_reachable=reachable) == ([expected] if expected else [])
 
 
 def test_network_files_are_never_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A running container reads the same inode, for example while a linked container starts."""
     hosts = tmp_path / "hosts"
-    bundle.write_network_files(record(Config(hostname="a-longer-name")), tmp_path, {})
+    bundle.write_network_files(record(Config(hostname="a-longer-name")), tmp_path, {}, ENGINE)
     inode = hosts.stat().st_ino
     sizes: list[int] = []
     pwrite, ftruncate = os.pwrite, os.ftruncate
@@ -271,6 +294,6 @@ def test_network_files_are_never_empty(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "ftruncate", watched_ftruncate)
     networks = {"bridge": EndpointSettings(ip_address="172.17.0.2")}
     for written in (networks, {}):
-        bundle.write_network_files(record(Config(hostname="web")), tmp_path, written)
+        bundle.write_network_files(record(Config(hostname="web")), tmp_path, written, ENGINE)
     assert len(sizes) == 4 and min(sizes) > 0
     assert hosts.stat().st_ino == inode and "172.17.0.2" not in hosts.read_text()

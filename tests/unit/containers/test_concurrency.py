@@ -191,7 +191,7 @@ def _fault(world: World, name: str) -> BaseException | None:
     if name.startswith("commit"):
         return None  # `disk_full`
     if name == "thread":
-        return RuntimeError("can't start new thread")
+        return ServerError("the host allows no more threads")
     if name.startswith("monitor"):
         return ServerError("the monitor refused") if name.endswith("sent") else None
     if name in ("mount root", "show root", "join networks"):

@@ -15,7 +15,7 @@ from engine.containers.extra_mounts import Bind, Variable
 from engine.containers.health import HealthChecks
 from engine.containers.lifecycle import State
 from engine.containers.waiting import Condition
-from engine.errors import Conflict, EngineError, NotFound, ServerError
+from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
 from engine.monitor.handles import LaunchFailed
 from engine.system import tasks
 from engine.wire.containers import EndpointSettings
@@ -131,7 +131,7 @@ def test_an_exit_counts_when_no_thread_can_ask_for_the_oom_killer(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> bool:
-        raise RuntimeError("can't start new thread")
+        raise ServerError("the host allows no more threads")
 
     async def story() -> None:
         engine, container = await _started(world, memory=64 << 20, memory_swap=-1)
@@ -214,7 +214,7 @@ def test_an_exit_that_the_row_has_is_not_recorded_again(world: World) -> None:
 def test_containers_that_build_on_each_other_do_not_wait_for_each_other(world: World) -> None:
     async def story() -> None:
         engine = await world.boot()
-        with pytest.raises(NotFound, match="No such container: two"):
+        with pytest.raises(InvalidParameter, match="PidMode: No such container: two"):
             await engine.create("one", pid_mode="container:two")
         first = await engine.create("one")
         two = engine.containers.get(await engine.create("two", ipc_mode="container:one"))

@@ -196,20 +196,22 @@ def test_no_more_cpus_than_there_are() -> None:
     [
         (["x" * limits.MAX_STRING], [], "argument 'x+' has 131073 bytes of at most 131072: argument list too long"),
         ([], ["BIG=" + "x" * limits.MAX_STRING], "environment variable 'BIG' has 131077 bytes"),
+        (["sh", "a\0b"], [], r"argument 'a\\x00b' must not contain a NUL character"),
+        (["sh"], ["A=secret\0"], "environment variable 'A' must not contain a NUL character"),
         (["sh"], [f"V{n}=" + "x" * 100 for n in range(100_000)], "this kernel takes 2097152: argument list too long"),
     ],
 )
 def test_more_than_execve_takes(arguments: list[str], environment: list[str], words: str) -> None:
     with pytest.raises(InvalidParameter, match=words):
-        limits.check_exec_size(arguments, environment, 8 << 20)
+        limits.check_exec(arguments, environment, 8 << 20)
 
 
 def test_as_much_as_execve_takes() -> None:
-    limits.check_exec_size(["sh", "x" * (limits.MAX_STRING - 1)], [f"V{n}=1" for n in range(10_000)], 8 << 20)
+    limits.check_exec(["sh", "x" * (limits.MAX_STRING - 1)], [f"V{n}=1" for n in range(10_000)], 8 << 20)
     many = ["x" * 100_000] * 50
-    limits.check_exec_size(many, [], -1)
+    limits.check_exec(many, [], -1)
     with pytest.raises(InvalidParameter, match="argument list too long"):
-        limits.check_exec_size(many, [], 8 << 20)
+        limits.check_exec(many, [], 8 << 20)
 
 
 @pytest.mark.parametrize("text", ["0-2147483647", "99999999999999999999", "-1", "1-", "0x1", "1 2", "٣", "," * 5000])

@@ -172,3 +172,20 @@ def test_files_that_the_runtime_would_wait_for(root: Path, name: str) -> None:
     os.mkfifo(root / "etc" / name)
     with pytest.raises(InvalidParameter, match=f"/etc/{name} is not a regular file"):
         look(root)
+
+
+def test_a_link_from_one_bind_into_another(root: Path, tmp_path: Path) -> None:
+    """As /lib64/ld-linux-x86-64.so.2 of Debian, where /lib and /lib64 are bound."""
+    lib, lib64 = tmp_path / "lib", tmp_path / "lib64"
+    for directory in (lib, lib64):
+        directory.mkdir()
+    put(lib / "ld.so", elf(62))
+    (lib64 / "ld.so").symlink_to("/lib/ld.so")
+    put(root / "f", elf(62, loader=b"/lib64/ld.so"))
+    mounted = (("/lib", str(lib)), ("/lib64", str(lib64)))
+    look(root, mounted=mounted)
+    put(root / "f", elf(62, loader=b"/lib64/below/ld.so"))
+    with pytest.raises(NotFound, match="dynamic loader"):
+        look(root, mounted=mounted)
+    (lib64 / "below").symlink_to("/lib")
+    look(root, mounted=mounted)

@@ -23,14 +23,14 @@ def section(document: dict[str, Any], *granted: str, machine: str = "x86_64", re
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ([], (False, None)),
+        ([], (None, None)),
         (["no-new-privileges"], (True, None)),
         (["no-new-privileges:true", "no-new-privileges=false", "seccomp="], (False, None)),
-        (["seccomp:unconfined"], (False, False)),
-        (["seccomp=builtin", "disable", "label=level:s0", "label:disable", "apparmor=unconfined"], (False, True)),
+        (["seccomp:unconfined"], (None, False)),
+        (["seccomp=builtin", "disable", "label=level:s0", "label:disable", "apparmor=unconfined"], (None, True)),
     ],
 )
-def test_entries(options: list[str], expected: tuple[bool, bool | None]) -> None:
+def test_entries(options: list[str], expected: tuple[bool | None, bool | None]) -> None:
     found = security.parse(options)
     assert (found.no_new_privileges, found.confined) == expected
 

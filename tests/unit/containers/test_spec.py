@@ -7,8 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine import seccomp_profiles
 from engine.config import Config as EngineConfig
 from engine.containers import limits, security, spec
+from engine.containers.defaults import Defaults
 from engine.containers.store import ContainerRecord, MountOptions
 from engine.errors import InvalidParameter, NotFound
 from engine.runtime import capabilities, seccomp
@@ -556,3 +558,36 @@ def test_capabilities() -> None:
 )
 def test_a_working_directory_is_cleaned_for_the_runtime(given: str, path: str) -> None:
     assert spec.directory(given) == path
+
+
+def test_the_operators_no_new_privileges_holds_unless_the_create_says_otherwise() -> None:
+    chosen = Defaults(no_new_privileges=True)
+    for options, expected in ((None, True), (["no-new-privileges=false"], False), (["no-new-privileges"], True)):
+        of = record(security_opt=options)
+        started = spec.build(of, place(defaults=chosen)).process
+        further = spec.exec_process(of, ExecCreate(cmd=["x"]), place().identity, chosen)
+        assert [each.no_new_privileges for each in (started, further)] == [expected, expected]
+
+
+def test_the_operators_seccomp_profile_holds_unless_the_create_says_otherwise() -> None:
+    document = seccomp_profiles.Document(default_action="SCMP_ACT_LOG")
+    unconfined, logs = Defaults(filters=None), Defaults(filters=seccomp.Filters(document))
+
+    def action(chosen: Defaults, **host: Any) -> str | None:
+        found = spec.build(record(**host), place(defaults=chosen)).linux.seccomp
+        return None if found is None else str(msgspec.json.decode(found)["defaultAction"])
+
+    assert action(logs) == "SCMP_ACT_LOG" and action(unconfined) is None
+    assert action(logs, privileged=True) is None
+    assert action(logs, security_opt=["seccomp=unconfined"]) is None
+    for chosen in (logs, unconfined):
+        assert action(chosen, security_opt=["seccomp=builtin"]) == "SCMP_ACT_ERRNO"
+        assert action(chosen, security_opt=['seccomp={"defaultAction": "SCMP_ACT_TRAP"}']) == "SCMP_ACT_TRAP"
+
+
+def test_the_parent_of_the_cgroup() -> None:
+    operators = msgspec.structs.replace(record(), cgroup_parent="by/default")
+    own = msgspec.structs.replace(record(cgroup_parent="/own/"), cgroup_parent="by/default")
+    assert spec.build(record(), place()).linux.cgroups_path == f"/engined/{ID}"
+    assert spec.build(operators, place()).linux.cgroups_path == f"/by/default/{ID}"
+    assert spec.build(own, place()).linux.cgroups_path == f"/own/{ID}"

@@ -344,6 +344,43 @@ def test_implied_directories(play: Playground) -> None:
     assert play.apply([directory("./")])[2] == []
 
 
+@pytest.mark.parametrize(
+    ("entries", "repeated"),
+    [
+        ([Node("a", b"1"), Node("b"), Node("a", b"2"), Node("b")], b"a"),
+        ([directory("d"), Node("d/x"), directory("d")], b"d"),
+        ([directory("d/"), directory("d")], b"d"),
+        ([Node("a"), Node("./a")], b"a"),
+        ([Node("x/../a"), Node("a")], b"a"),
+        ([Node("d//a"), Node("d/./a")], b"d/a"),
+        ([directory("./"), directory(".")], b"/"),
+        ([Node("a"), symlink("a", "b")], b"a"),
+        ([Node("a"), hard_link("b", "a"), hard_link("b", "a")], b"b"),
+        ([Node(".wh.a"), Node(".wh.a")], b".wh.a"),
+        ([Node(".wh..wh..opq"), Node(".wh..wh..opq")], b".wh..wh..opq"),
+        ([Node("a"), directory("a"), Node("a/b")], b"a"),
+        ([Node("long/" * 400 + "x"), Node("long/" * 400 + "x")], b"long/" * 400 + b"x"),
+        # what is there already, under another name
+        ([Node("a/b"), directory("a")], b""),
+        ([Node(".wh.a"), Node("a")], b""),
+        ([directory("a"), Node(".wh.a")], b""),
+        ([directory("b"), symlink("a", "b"), Node("a/x", b"1"), Node("b/x", b"2")], b""),
+        ([Node("a"), Node("/a")], b""),  # as in dockerd
+        ([directory("./"), directory("/")], b""),
+        ([Node("a"), Node("aa"), Node("a" * 8), Node("a" * 9), Node("a" * 16)], b""),
+    ],
+)
+def test_names_that_occur_twice(play: Playground, entries: list[Node], repeated: bytes) -> None:
+    assert play.apply(entries)[4] == repeated
+
+
+def test_names_of_many_entries(play: Playground) -> None:
+    """More than the table has room for at first."""
+    names = [f"d{number % 7}/{number:05}" for number in range(9_000)]
+    for last, repeated in (("other", b""), (names[0], names[0].encode()), (names[-1], names[-1].encode())):
+        assert play.apply([Node(name, type=tarfile.SYMTYPE, link="x") for name in (*names, last)])[4] == repeated
+
+
 def test_modes_owners_devices(play: Playground) -> None:
     old = os.umask(0o077)
     try:
@@ -412,7 +449,7 @@ def test_answer_digest_and_progress(play: Playground) -> None:
     finally:
         os.close(file)
         os.close(target)
-    assert answer == (1050, 3, [b""], 0)
+    assert answer == (1050, 3, [b""], 0, b"")
     assert hashed.hexdigest() == hashlib.sha256(data).hexdigest() and counted[0] == len(data)
 
 

@@ -3,6 +3,7 @@ driver."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
@@ -253,6 +254,35 @@ def test_times_are_true_again_after_the_clock_was_ahead(tmp_path: Path, kind: ty
     assert read(path, since_ns=before - 1) == b"old\na\nb\nc\n"
     assert read(path, until_ns=time.time_ns()) == b"a\nb\nc\n"
     assert read(path) == b"old\na\nb\nc\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_times_do_not_go_back_in_a_file_whose_mode_cannot_say_so(tmp_path: Path) -> None:
+    """The reader's search by time needs that bit."""
+    path = tmp_path / "c.log"
+    future = 1924992000 * SECOND + 1  # 2031
+    path.write_bytes(entry("old\n", future))
+    writer = LogWriter(os.fsencode(path))
+    with files_of_another_user():
+        writer.write(1, b"a\n")
+    assert len(parsed(path.read_bytes())) == 2  # which asserts their order
+    before = time.time_ns()
+    writer.write(1, b"b\n")
+    writer.close()
+    assert path.stat().st_mode & stat.S_ISVTX
+    assert read(path, until_ns=time.time_ns()) == b"b\n"
+    assert read(path, since_ns=before - 1) == b"old\na\nb\n"
+
+
+@contextmanager
+def files_of_another_user() -> Iterator[None]:
+    """This thread may write to files that are open, and change no mode: setfsuid(2)."""
+    libc = ctypes.CDLL(None)
+    libc.setfsuid(65534)
+    try:
+        yield
+    finally:
+        libc.setfsuid(0)
 
 
 @pytest.mark.parametrize("tail", [b'{"log":"to', b"\0" * 40000, b"x" * 70000, b"{"])

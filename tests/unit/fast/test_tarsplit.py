@@ -125,6 +125,15 @@ def test_byte_by_byte(root: int) -> None:
     assert made_again(laid_out(small, root, 1), root, 1) == small
 
 
+@pytest.mark.parametrize("drip", [1 << 20, 100, 1])
+@pytest.mark.parametrize("size", [600, 601, 900, 1023])
+def test_an_archive_that_ends_with_its_last_file(root: int, size: int, drip: int) -> None:
+    """Within the padding of the file, or before it, as `umoci insert` writes layers."""
+    data = tar([Node("one", b"1" * 600), Node("two", b"2" * 88)])[: 2048 + size - 512]
+    kept = laid_out(data, root, drip)
+    assert made_again(kept, root) == data and kept.size == len(data)
+
+
 def test_from_a_descriptor(root: int, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"before" + ARCHIVE + b"after")
     with open(tmp_path / "file", "rb") as file:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+
+import pytest
 
 from engine._fast import tree
 
@@ -55,3 +58,24 @@ def test_usage(tmp_path: Path) -> None:
         assert tree.usage(directory_fd) == (101, 4)
     finally:
         os.close(directory_fd)
+
+
+def test_sizes(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "f").write_bytes(b"x" * 100)
+    (tmp_path / "b" / "d").mkdir(parents=True)
+    os.link(tmp_path / "a" / "f", tmp_path / "b" / "d" / "g")
+    (tmp_path / "b" / "d" / "h").write_bytes(b"y" * 7)
+    (tmp_path / "file").write_bytes(b"")
+    os.symlink("a", tmp_path / "link")
+    top = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert tree.sizes(top, [b"a", b"b/d", b"none", b"file", b"link", b"../x"]) == [
+            *(50, 57),
+            *(-errno.ENOENT, -errno.ENOTDIR, -errno.ELOOP, -errno.EXDEV),
+        ]
+        assert tree.sizes(top, []) == []
+        with pytest.raises(TypeError):
+            tree.sizes(top, ["a"])
+    finally:
+        os.close(top)

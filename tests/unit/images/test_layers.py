@@ -21,7 +21,7 @@ from engine.images import layers, push, save, tarsplit
 from engine.images.spans import Incoming, Span
 from engine.storage.snapshots import Ingest
 from engine.system import files
-from engine.system.threads import LongWork
+from engine.system.threads import Threads
 from tests.support import PATIENCE
 
 SIZE = 256 << 20
@@ -102,23 +102,21 @@ def test_a_layer_is_closed_when_nobody_reads_it_any_more(verb: str, monkeypatch:
                 pass
 
     async def work() -> None:
-        threads = LongWork(2, "pack")
-        with contextlib.ExitStack() as stack:
-            stack.callback(threads.release)
-            if verb == "save":
-                chunks = save._Archive(store).layer("sha256:" + "0" * 64, "")
-            else:
-                source = push.Source("", "", 0, (), ())
-                chunks = push._Packed(store, source, threads, lambda done: None).chunks()
-            taking = asyncio.ensure_future(take(chunks))
-            assert await asyncio.to_thread(slow.begun.wait, 30)
-            taking.cancel()
-            for _ in range(10):
-                await asyncio.sleep(0)
-            assert slow.told == [] and not taking.done()
-            slow.go.set()
-            with pytest.raises(asyncio.CancelledError):
-                await taking
+        threads = Threads(2)
+        if verb == "save":
+            chunks = save._Archive(store).layer("sha256:" + "0" * 64, "")
+        else:
+            source = push.Source("", "", 0, (), ())
+            chunks = push._Packed(store, source, threads, lambda done: None).chunks()
+        taking = asyncio.ensure_future(take(chunks))
+        assert await asyncio.to_thread(slow.begun.wait, 30)
+        taking.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert slow.told == [] and not taking.done()
+        slow.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
         assert slow.told == ["read", "closed"]
 
     asyncio.run(work())

@@ -263,7 +263,9 @@ def test_a_cancelled_or_failed_seal_leaves_nothing(tmp_path: Path, monkeypatch: 
     """A cancellation stops the thread, and waits for it."""
     entered = threading.Event()
 
-    def wait(ingest: Ingest, below: Sequence[Path], drop: Sequence[str], stop: threading.Event) -> Sealed:
+    def wait(
+        ingest: Ingest, below: Sequence[Path], drop: Sequence[str], stop: threading.Event, _: Sequence[bytes]
+    ) -> Sealed:
         entered.set()
         assert stop.wait(10 * PATIENCE) and ingest.path.exists()
         raise ServerError("cancelled")
@@ -285,7 +287,6 @@ def test_a_cancelled_or_failed_seal_leaves_nothing(tmp_path: Path, monkeypatch: 
         with pytest.raises(asyncio.CancelledError):
             await task
         assert os.listdir(tmp_path / "layers") == []
-        layers.release()
 
     asyncio.run(story())
 

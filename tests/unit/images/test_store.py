@@ -291,6 +291,7 @@ def test_links_between_members(run: Run) -> None:
 
 NESTED = b"[" * 100_000
 LAYERS = {"rootfs": {"type": "layers", "diff_ids": ["sha256:" + "0" * 64, digest(HIGH)]}}
+TWICE = Image([tar([Node("etc/name", b"1"), Node("etc/other"), Node("etc/name", b"2")])], ["bad:latest"])
 ESCAPE = Image([tar([Node("../../evil", b"x")])], ["bad:latest"])
 
 
@@ -344,9 +345,19 @@ ESCAPE = Image([tar([Node("../../evil", b"x")])], ["bad:latest"])
         (spoilt(configuration={"rootfs": {"type": "layers", "diff_ids": [digest(LOW)] * 129}}), "max depth"),
         (spoilt(configuration={"rootfs": {"type": "wings"}}), "wings"),
         (spoilt(configuration={"config": {"Env": 5}}), "c.json"),
+        (spoilt(configuration={"config": {"ExposedPorts": {"80/tcp": 5}}}), "expected object, got int"),
+        (spoilt(configuration={"config": {"StopTimeout": 10**30}}), "config.StopTimeout: expected integer <= "),
+        (spoilt(configuration={"config": {"Healthcheck": {"Interval": -(10**30)}}}), "expected integer >= "),
+        (spoilt(configuration={"created": "yesterday"}), "created: 'yesterday' is not an RFC 3339 time"),
+        (spoilt(configuration={"created": "2024-02-30T00:00:00Z"}), "is not an RFC 3339 time"),
+        (spoilt(configuration={"created": "2024-02-03"}), "is not an RFC 3339 time"),
+        (spoilt(configuration={"history": [{}, {"created": "x"}]}), "history.1..created: 'x' is not an RFC 3339 time"),
+        (docker_archive(TWICE), "layer: duplicates of file paths not supported: etc/name"),
+        (docker_archive(TWICE, compress=gzip.compress), "duplicates of file paths not supported"),
+        (oci_archive(TWICE), "duplicates of file paths not supported"),
         (docker_archive(ESCAPE), "leads out"),
         (docker_archive(ONE, ESCAPE), "leads out"),
-        (docker_archive(Image([LOW[:2000]], ["bad:latest"])), "truncated"),
+        (docker_archive(Image([LOW[:600]], ["bad:latest"])), "truncated"),
         (docker_archive(Image([b"no tar"], ["bad:latest"])), "truncated"),
         (docker_archive(Image([LOW], ["bad:latest"]), compress=lambda data: gzip.compress(data)[:-9]), "damaged gzip"),
     ],

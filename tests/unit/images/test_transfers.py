@@ -29,6 +29,7 @@ from engine.images.push import Pushing
 from engine.images.reference import Reference
 from engine.images.registry import Fetched
 from engine.images.store import ImageStore
+from engine.images.turns import Turns
 from engine.storage.content import Content
 from engine.storage.records import Records
 from engine.system import files
@@ -172,7 +173,7 @@ class Transfers:
         self.images = ImageStore(
             self.records, Content(root), self.snapshots, EventLog(), users=lambda image_id: [], counts=dict
         )
-        self.downloads = Downloads(self.images.temporary)
+        self.downloads = Downloads(self.images.temporary, 6)
         self.pulled: list[tuple[Reference, bool]] = []
 
     async def __aenter__(self) -> Transfers:
@@ -183,7 +184,6 @@ class Transfers:
     async def __aexit__(self, *_: object) -> None:
         await self.images.close()
         self.records.close()
-        self.packing.release()
 
     async def pull(self) -> AsyncGenerator[Progress, None]:
         resolved = await pull.resolve(self.repository, NAME)  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ class Transfers:
             await steps.aclose()
 
     async def push(self) -> AsyncGenerator[Progress, None]:
-        pushing = Pushing(self.images, self.repository, self.packing)  # type: ignore[arg-type]
+        pushing = Pushing(self.images, self.repository, self.packing, Turns(5))  # type: ignore[arg-type]
         steps = pushing.run(push.chosen(self.images, NAME))
         try:
             async for progress in steps:

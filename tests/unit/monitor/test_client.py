@@ -292,7 +292,7 @@ def test_the_next_monitor_has_everything_before_it_exists(tmp_path: Path, monkey
 
         def spawn(connection: int, lock: int) -> tuple[int, int]:
             with socket.socket(fileno=os.dup(connection)) as end:
-                for _ in range(6):
+                for _ in range(7):
                     data, passed, _, _ = socket.recv_fds(end, messages.PACKET, 8)
                     found.append((messages.decode_order(data), len(passed)))
                     for descriptor in passed:
@@ -310,14 +310,21 @@ def test_the_next_monitor_has_everything_before_it_exists(tmp_path: Path, monkey
             monitor.hold("two", listener.fileno())
             monitor.let_go("two")
             monitor.relay(listener, b"\x7f\0\0\1")
-            for _ in range(5):
+            for name in ("three", "four"):
+                monitor.serve(name, listener.fileno(), b"\x7f\0\0\1", 80)
+            for _ in range(7):
                 await peer.next()
+            ending = asyncio.ensure_future(monitor.end_serving(["four"]))
+            order = await peer.next()
+            assert isinstance(order, messages.Hold) and order.name == "four" and not ending.done()
+            peer.send(messages.Done(order.seq))
+            await ending
             peer.die()
-            await until(lambda: len(found) == 6)
+            await until(lambda: len(found) == 7)
         orders = [type(order) for order, _ in found]
-        assert orders[:4] == [messages.Hello, messages.Keep, messages.Hold, messages.Relay]
-        assert orders[4:] == [messages.Adopt, messages.Adopt]
-        assert [passed for _, passed in found] == [0, 1, 1, 1, 3, 3]
+        assert orders[:5] == [messages.Hello, messages.Keep, messages.Hold, messages.Serve, messages.Relay]
+        assert orders[5:] == [messages.Adopt, messages.Adopt]
+        assert [passed for _, passed in found] == [0, 1, 1, 1, 1, 3, 3]
         peer.send(messages.Done(found[0][0].seq))
         await until(monitor._connected.is_set)
         assert peer.orders.empty() and peer.starts == 1

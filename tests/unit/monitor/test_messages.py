@@ -43,6 +43,7 @@ ORDERS = [
 ]
 NEW_ORDERS = [
     messages.Hold(16, "name"),
+    messages.Serve(19, "name", b"\x7f\0\0\1", 80),
     messages.Ship(17, "/root"),
     messages.Compressed(18, "k", 1 << 40, "/x.1.packing"),
 ]

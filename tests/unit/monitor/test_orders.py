@@ -21,20 +21,23 @@ def answers(data: bytes, descriptors: list[int]) -> list[messages.Failed]:
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "reason"),
     [
-        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
-        KeyError("k"),
-        OSError(28, "No space left on device"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), None),
+        (KeyError("k"), None),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError(2, "No such file or directory", "/a"), "/a: No such file or directory"),
     ],
 )
-def test_the_failure_of_an_order(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_the_failure_of_an_order(monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str | None) -> None:
     def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setitem(Monitor._orders, messages.Forget, fail)
     reading, writing = os.pipe()
-    assert answers(messages.encode(messages.Forget(9, "k")), [reading, writing]) == [messages.Failed(9, str(error))]
+    assert answers(messages.encode(messages.Forget(9, "k")), [reading, writing]) == [
+        messages.Failed(9, reason or str(error))
+    ]
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(reading)
 

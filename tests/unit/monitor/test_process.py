@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import subprocess
 import sys
 import textwrap
 
 import pytest
+
+from engine.monitor.process import exit_of_zombie
+from tests.support import PATIENCE
+from tests.support.engine.harness import until
 
 BEGIN = """
 import os, select, socket, time
@@ -15,6 +22,7 @@ from engine._fast.pump import Loop
 from engine._fast.spawn import become_subreaper
 from engine.monitor import messages
 from engine.monitor.monitor import Monitor
+from engine.monitor import process as module
 from engine.monitor.process import Process
 
 become_subreaper()
@@ -42,6 +50,10 @@ found.stdio.begin()
 client, theirs = socket.socketpair()
 client.setblocking(False)
 found.stdio.attach(theirs.detach(), False, True, True, True, b"", b"", b"", False)
+"""
+
+NOT_YET = """
+module.exit_of_zombie = lambda pid, pidfd: None  # as without the right to see it
 found.exited()
 try:
     raise AssertionError(f"a client asks for the exit code at the end of its stream: {client.recv(1)}")
@@ -62,15 +74,51 @@ found.tries_end = time.monotonic() - 1
 Monitor._reaped(monitor, SimpleNamespace(send=lambda report: None), messages.Reaped(1, "key", 7), [])
 """
 
+ITS_PARENT_IS_SLOW = """
+found.exited()
+assert open(f"/proc/{pid}/stat").read().split(") ")[1][0] == "Z", "it is not reaped"
+"""
+
 END = """
 assert concluded == [7] and not monitor.by_pid, (concluded, monitor.by_pid)
 """
 
 
-@pytest.mark.parametrize("then", [BECOMES_A_CHILD, THE_DAEMON_TELLS], ids=["becomes-a-child", "the-daemon-tells"])
+@pytest.mark.parametrize(
+    "then",
+    [NOT_YET + BECOMES_A_CHILD, NOT_YET + THE_DAEMON_TELLS, ITS_PARENT_IS_SLOW],
+    ids=["becomes-a-child", "the-daemon-tells", "its-parent-is-slow"],
+)
 def test_a_process_that_was_no_child_at_its_end(then: str) -> None:
-    """A runtime has an intermediate process that may end last; and another parent may have reaped
-    it."""
+    """A runtime has an intermediate process that may end last; another parent may have reaped it,
+    or PID 1 may not have reaped it yet."""
     command = [sys.executable, "-c", textwrap.dedent(BEGIN + then + END)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("end", "wanted"), [("os._exit(7)", 7 << 8), ("os._exit(0)", 0), ("os.abort()", 6)])
+def test_exit_status_of_a_zombie(end: str, wanted: int) -> None:
+    script = f"import os, time\nif (pid := os.fork()) == 0:\n    {end}\nprint(pid, flush=True)\ntime.sleep(1000)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        pidfd = os.pidfd_open(pid)
+        try:
+            assert select.select([pidfd], [], [], 30 * PATIENCE)[0]
+            assert exit_of_zombie(pid, pidfd) & ~0x80 == wanted  # without the mark of a core dump
+            assert exit_of_zombie(parent.pid, pidfd) is None, "it runs"
+            parent.kill()
+            parent.wait()
+            until("it is reaped", lambda: reaped(pidfd))
+            assert exit_of_zombie(os.getpid(), pidfd) is None, "the number may be another's by now"
+        finally:
+            os.close(pidfd)
+
+
+def reaped(pidfd: int) -> bool:
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return True
+    return False

@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -248,3 +249,13 @@ def test_structs_have_docker_s_names() -> None:
         "RequestHeaders": {},
         "RequestPeerCertificates": [base64.b64encode(b"PEM").decode()],
     }
+
+
+def test_a_retired_chain_leaves_the_plugins_of_its_successor_needed() -> None:
+    members: Any = {name: SimpleNamespace(name=name) for name in "abc"}
+    before, after = Chain([members["a"], members["b"]]), Chain([members["b"], members["c"]])
+    plugins: Any = SimpleNamespace(users=[before.users, after.users], needed={"a", "b", "c"})
+    before.retire(plugins, after)
+    assert plugins.needed == {"b", "c"} and plugins.users == [after.users]
+    after.retire(plugins, None)
+    assert plugins.needed == set() and plugins.users == []

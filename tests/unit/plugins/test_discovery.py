@@ -1,18 +1,23 @@
 """The paths where plugins are found, and the content of their files."""
 
 import asyncio
+import contextlib
+import errno
+import shutil
 import socket
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import NotFound, ServerError
 from engine.plugins.client import Plugin
 from engine.plugins.discovery import Discovery, Endpoint, endpoint, read_specification
 from engine.plugins.registry import Plugins
+from engine.system.directory_watch import DirectoryWatch
 from tests.support.plugins.protocol import VolumePlugin
 
 
@@ -112,3 +117,56 @@ def test_two_first_uses_activate_once() -> None:
             asyncio.run(main())
         finally:
             fake.close()
+
+
+_PLACES = st.sampled_from(
+    ["run", "run/plugins", "run/plugins/a", "run/plugins/a/a.sock", "run/plugins/b.sock", "etc/x.spec", "etc"]
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["directory", "file", "remove", "away"]), _PLACES), max_size=12))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_known_names_are_never_stale(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str]]) -> None:
+    top = tmp_path_factory.mktemp("plugins")
+    found = Discovery((top / "run" / "plugins",), (top / "etc",))
+    try:
+        for number, (step, place) in enumerate(steps):
+            with contextlib.suppress(OSError):
+                path = top / place
+                if step == "directory":
+                    path.mkdir(parents=True)
+                elif step == "file":
+                    path.touch()
+                elif step == "away":
+                    path.rename(top / f"away{number}")
+                elif path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            fresh = Discovery((top / "run" / "plugins",), (top / "etc",))
+            assert found.known() in (None, fresh.names())
+            fresh.close()
+            found.names()
+            assert found.known() == found.names()
+    finally:
+        found.close()
+
+
+def test_known_names_are_looked_up_again_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Discovery((tmp_path,), ())
+    assert found.known() is None
+    assert found.names() == found.known() == []
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 6)
+    assert found.known() is None
+    found.close()
+
+
+def test_directories_that_cannot_be_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.EMFILE, "inotify_init1")
+
+    monkeypatch.setattr(DirectoryWatch, "begin", full)
+    found = Discovery((tmp_path,), ())
+    (tmp_path / "a.sock").touch()
+    assert found.names() == ["a"] and found.known() is None

@@ -139,6 +139,24 @@ def test_engines_that_come_and_go_never_miss_the_parent(tmp_path: Path) -> None:
     assert not any((tmp_path / name / "engined").exists() for name in ("cpu", "memory", "systemd"))
 
 
+def test_the_parent_with_the_lock_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that begins while another one ends would otherwise have a lock on a new directory,
+    and lose the other ones.
+    """
+    hierarchies = host(tmp_path, *V1)
+    at = [f"{root}/engined" for root in hierarchies.roots()]
+    hold = hierarchies.hold()
+    rmdir, left = os.rmdir, []
+
+    def remove(path: str) -> None:
+        rmdir(path)
+        left.append(os.path.exists(at[0]) or not any(map(os.path.exists, at)))
+
+    monkeypatch.setattr(os, "rmdir", remove)
+    hold.release()
+    assert left == [True] * len(at)
+
+
 def test_remove_goes_down_and_tolerates_absence(tmp_path: Path) -> None:
     hierarchies = host(tmp_path, *V1)
     (tmp_path / "memory/engined/abc/inner/most").mkdir(parents=True)

@@ -38,14 +38,14 @@ def tini(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_each_is_executed_once(tmp_path: Path, tini: str) -> None:
     crun = program(tmp_path / "crun", '{\n  "ociVersionMin": "1.0.0"\n}')
     old = program(tmp_path / "old", "unknown command features")
-    found = Programs({"crun": crun, "old": old, "gone": str(tmp_path / "gone")})
+    found = Programs(lambda: {"crun": (crun,), "old": (old,), "gone": (str(tmp_path / "gone"),)})
     expected = ProgramFacts(init_version="0.19.0", features={"crun": '{"ociVersionMin":"1.0.0"}'})
     assert found.read() == found.read() == expected
     assert (runs(crun), runs(old), runs(tini)) == (["features"], ["features"], ["--version"])
 
 
 def test_one_that_is_installed_again_is_executed_again(tmp_path: Path, tini: str) -> None:
-    found = Programs({"crun": str(tmp_path / "crun")})
+    found = Programs(lambda: {"crun": (str(tmp_path / "crun"),)})
     assert found.read().features == {}
     program(tmp_path / "crun", '{"a":1}')
     assert found.read().features == {"crun": '{"a":1}'}
@@ -56,7 +56,7 @@ def test_one_that_is_installed_again_is_executed_again(tmp_path: Path, tini: str
 
 def test_the_configured_init_program(tmp_path: Path, tini: str) -> None:
     other = program(tmp_path / "catatonit", "catatonit version 9.9.9")
-    assert Programs({}, other).read().init_version == "9.9.9"
+    assert Programs(dict, other).read().init_version == "9.9.9"
 
 
 def test_without_an_init_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_without_an_init_program(monkeypatch: pytest.MonkeyPatch) -> None:
         raise InvalidParameter("none")
 
     monkeypatch.setattr(init, "program", missing)
-    assert Programs({}).read() == ProgramFacts()
+    assert Programs(dict).read() == ProgramFacts()
 
 
 @pytest.mark.parametrize("said", [b"", b"[]", b"1", b'"x"', b"{", b"\xff", b"[" * 100_000, b"{}" + b" " * (1 << 20)])

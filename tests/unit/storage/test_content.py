@@ -55,3 +55,20 @@ def test_leftovers_of_a_crash_are_swept(tmp_path: Path) -> None:
     assert os.path.samestat(os.fstat(before), temporary.stat()), "on a full disk it could not be made again"
     os.close(before)
     assert os.listdir(temporary) == [] and os.listdir(tmp_path / "content" / "sha256") == [DIGEST[7:]]
+
+
+def test_temporary_files_may_be_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DOCKER_TMPDIR, as dockerd reads it. Other files in it stay."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "other").touch()
+    monkeypatch.setenv("DOCKER_TMPDIR", str(elsewhere))
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    one, two = Content(tmp_path / "one"), Content(tmp_path / "two")
+    assert one.temporary.parent == two.temporary.parent == elsewhere and one.temporary != two.temporary
+    (one.temporary / "left by a crash").touch()
+    assert not os.listdir(Content(tmp_path / "one").temporary) and (elsewhere / "other").exists()
+    one.temporary.chmod(0o777)
+    with pytest.raises(ServerError, match=r"DOCKER_TMPDIR: .* is not a directory of mode 0700"):
+        Content(tmp_path / "one")

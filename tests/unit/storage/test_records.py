@@ -6,6 +6,7 @@ import asyncio
 import random
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -310,3 +311,23 @@ def test_nobody_but_the_owner_reads_the_files(path: Path) -> None:
     modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.glob("state.db*")}
     assert len(modes) > 1 and set(modes.values()) == {0o600}, modes
     records.close()
+
+
+def test_what_is_called_when_changes_are_written(tmp_path: Path) -> None:
+    async def run() -> None:
+        records = Records(tmp_path / "state.db")
+        table = records.table("volume", Thing)
+        seen: list[object] = []
+
+        def then() -> None:
+            seen.append((threading.current_thread() is threading.main_thread(), records.rows("volume")[0][0]))
+
+        await records.commit(table.put("one", Thing(name="x")), then=then)
+        assert seen == [(False, "one")]
+        wrong = Change("volume", "two", object())  # type: ignore[arg-type]
+        with pytest.raises(ServerError):
+            await records.commit(wrong, then=then)
+        assert len(seen) == 1, "only of changes that were written"
+        records.close()
+
+    asyncio.run(run())

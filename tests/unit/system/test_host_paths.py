@@ -9,9 +9,8 @@ import threading
 import pytest
 
 from engine.errors import ServerError
-from engine.system import host_paths
+from engine.system import host_paths, threads
 from engine.system.host_paths import HostPaths
-from tests.support import PATIENCE
 
 
 def test_a_result_a_failure_and_a_cancellation() -> None:
@@ -29,7 +28,7 @@ def test_a_result_a_failure_and_a_cancellation() -> None:
     asyncio.run(main())
 
 
-def test_calls_that_hang_stop_no_other_until_the_limit() -> None:
+def test_calls_that_hang_stop_no_other_until_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         paths = HostPaths(3)
         go = threading.Event()
@@ -37,11 +36,15 @@ def test_calls_that_hang_stop_no_other_until_the_limit() -> None:
         for _ in range(10):  # one after the other in the third thread
             assert await paths.run(divmod, 7, 2) == (3, 1)
         hanging.append(paths.run(go.wait))
-        with pytest.raises(ServerError, match="3 calls wait for file systems of this host"):
-            paths.run(divmod, 7, 2)
-        hanging[0].cancel()  # its thread still waits
-        with pytest.raises(ServerError, match="no more can be begun"):
-            paths.run(divmod, 7, 2)
+        with monkeypatch.context() as impatient:
+            impatient.setattr(host_paths, "PATIENCE", 0.01)
+            with pytest.raises(ServerError, match="3 calls wait for file systems of this host"):
+                await paths.run(divmod, 7, 2)
+            hanging[0].cancel()  # its thread still waits
+            while paths.hanging(0.01) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            with pytest.raises(ServerError, match="no more can be begun"):
+                paths.run(divmod, 7, 2)  # at once: all have waited for long
         go.set()
         assert await asyncio.gather(*hanging[1:]) == [True, True]
         assert await paths.run(divmod, 7, 2) == (3, 1)
@@ -49,20 +52,23 @@ def test_calls_that_hang_stop_no_other_until_the_limit() -> None:
     asyncio.run(main())
 
 
-def test_threads_without_work_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_paths, "IDLE", 0.01)
-
+def test_more_calls_than_threads_wait_while_none_hangs() -> None:
     async def main() -> None:
-        paths = HostPaths(8)
-        for _ in range(3):
-            go = threading.Event()
-            calls = [paths.run(go.wait) for _ in range(8)]
-            assert paths._threads == 8
-            go.set()
-            await asyncio.gather(*calls)
-            async with asyncio.timeout(30 * PATIENCE):
-                while paths._threads:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+        paths = HostPaths(3)
+        assert await asyncio.gather(*(paths.run(divmod, each, 2) for each in range(300))) == [
+            divmod(each, 2) for each in range(300)
+        ]
+
+    asyncio.run(main())
+
+
+def test_the_program_does_not_wait_for_what_hangs() -> None:
+    async def main() -> None:
+        go = threading.Event()
+        hanging = HostPaths(1).run(go.wait)
+        threads.finish()
+        go.set()
+        assert await hanging
 
     asyncio.run(main())
 

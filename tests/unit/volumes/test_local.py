@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -199,12 +200,20 @@ def test_what_fails_names_the_volume(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_a_mounted_volume_is_unmounted_before_it_is_hidden(tmp_path: Path) -> None:
+def test_a_mount_in_a_volume_is_not_entered_and_does_not_stay(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "file").write_text("precious")
+
     async def act(opened: local.LocalDriver) -> None:
+        below = opened.directory / "data" / "_data" / "below"
+        below.mkdir()
         await opened.mount("data", PLAIN, "user")
-        assert len(mounts.mounts(opened.directory)) == 1
+        bind = ["mount", "--bind", foreign, opened.directory / "data" / "_data"]
+        await asyncio.to_thread(subprocess.run, bind, check=True)
         await opened.hide("data")
+        await opened.discard("data")
         assert mounts.mounts(opened.directory) == []
 
     directory = driver(tmp_path, act)
-    assert (directory / ".volume-data/_data/file").read_text() == "kept", "the mount was over it"
+    assert not (directory / ".volume-data").exists() and (foreign / "file").read_text() == "precious"

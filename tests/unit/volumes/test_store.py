@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,8 +47,8 @@ def test_a_cancelled_call_leaves_rows_files_and_the_list_equal(
         await volumes.create(VolumeCreate(name="old"))
         real, written, go_on = records.commit, asyncio.Event(), asyncio.Event()
 
-        async def slow(*changes: Change) -> None:
-            await real(*changes)
+        async def slow(*changes: Change, **more: Any) -> None:
+            await real(*changes, **more)
             written.set()
             await go_on.wait()
 

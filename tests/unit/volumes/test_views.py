@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine import times
 from engine.volumes import views
 from engine.volumes.views import ANONYMOUS, VolumeRecord
-from engine.wire.volumes import PluginVolume, Volume
+from engine.wire.volumes import PluginVolume
 
 NOON = 1_700_000_000
 
@@ -74,8 +74,7 @@ def test_any_time_of_a_plugin_is_one_that_go_reads_or_left_out(text: str) -> Non
     ],
 )
 def test_filters(filters: dict[str, list[str]], expected: bool) -> None:
-    volume = Volume(name="test", driver="local", mountpoint="", labels={"a": "1"})
-    assert views.matches(volume, filters) is expected
+    assert views.matches("test", "local", {"a": "1"}, filters) is expected
 
 
 def test_anonymous_and_plain() -> None:

@@ -31,7 +31,15 @@ def test_names_of_hosts(hostname: str) -> None:
 
 
 NEW_OF_INFO = (
-    *("CDISpecDirs", "CgroupVersion", "ContainerdCommit", "GenericResources", "InitBinary", "InitCommit"),
+    *(
+        "CDISpecDirs",
+        "CgroupVersion",
+        "ContainerdCommit",
+        "DefaultAddressPools",
+        "GenericResources",
+        "InitBinary",
+        "InitCommit",
+    ),
     *("OSVersion", "RuncCommit", "Warnings"),
 )
 

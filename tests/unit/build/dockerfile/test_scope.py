@@ -88,14 +88,62 @@ def test_the_global_scope_has_the_platforms() -> None:
     }
 
 
-def test_a_default_that_cannot_be_expanded_is_not_needed_when_there_is_a_value() -> None:
+def test_a_default_is_not_read_where_the_client_gives_a_value() -> None:
     line = arg(("a", "${x:?is missing}"), ("b", "$y"))
-    arguments = Arguments({"a": "1"}, PLATFORMS)
+    arguments = Arguments({"a": "1"}, PLATFORMS, dialect=BUILDKIT)
     assert arguments.expand(line, {"y": "z"}, "\\") == arg(("a", "${x:?is missing}"), ("b", "z"))
     arguments.declare_global(line)
     assert arguments.global_variables()["a"] == "1"
-    with pytest.raises(InvalidParameter, match="x: is missing"):
-        Arguments({"b": "1"}, PLATFORMS).expand(line, {}, "\\")
+    for name, dialect in (("b", BUILDKIT), ("a", CLASSIC)):
+        with pytest.raises(InvalidParameter, match="x: is missing"):
+            Arguments({name: "1"}, PLATFORMS, dialect=dialect).expand(line, {}, "\\")
+
+
+@pytest.mark.parametrize(
+    ("given", "line", "buildkit", "classic"),
+    [
+        ({}, [("a", "1"), ("b", "$a-2")], {"a": "1", "b": "1-2"}, {"a": "1", "b": "e-2"}),
+        ({"a": "g"}, [("a", "1"), ("b", "$a")], {"a": "g", "b": "g"}, {"a": "g", "b": "e"}),
+        ({"a": ""}, [("a", "1"), ("b", "${a:-x}")], {"a": "", "b": "x"}, {"a": "", "b": "e"}),
+        ({}, [("a", None), ("b", "$a")], {"b": "e"}, {"b": "e"}),
+        ({}, [("a", "$a$a"), ("b", "$a")], {"a": "ee", "b": "ee"}, {"a": "ee", "b": "e"}),
+        ({}, [("$n", "1")], {"$n": "1"}, {"name": "1"}),
+    ],
+)
+def test_names_of_one_line(
+    given: dict[str, str | None],
+    line: list[tuple[str, str | None]],
+    buildkit: dict[str, str],
+    classic: dict[str, str],
+) -> None:
+    for dialect, expected in ((BUILDKIT, buildkit), (CLASSIC, classic)):
+        arguments = Arguments(given, PLATFORMS, dialect=dialect)
+        scope = Scope(arguments)
+        expanded = arguments.expand(arg(*line), {"a": "e", "n": "name"}, "\\")
+        assert isinstance(expanded, Arg)
+        scope.declare(expanded)
+        assert scope.variables(None) == expected
+        before = Arguments(given, PLATFORMS, dialect=dialect)
+        before._global |= {"a": "e", "n": "name"}
+        before.declare_global(arg(*line))
+        assert before.global_variables().items() >= expected.items()
+
+
+def test_which_of_arg_and_env_overrides_the_other() -> None:
+    """In BuildKit the later one, and ENV in a stage that begins with this one."""
+    for dialect, later in ((BUILDKIT, "arg"), (CLASSIC, "env")):
+        scope = Scope(Arguments({}, PLATFORMS, dialect=dialect))
+        env = ["a=env"]
+        scope.set_by_env(["a"])
+        scope.declare(arg(("a", None)))
+        assert scope.variables(env) == {"a": "env"} and scope.run_environment(env) == ([], [])
+        scope.declare(arg(("a", "arg")))
+        assert scope.variables(env) == {"a": later}
+        run = ["a=arg"] if later == "arg" else []
+        assert scope.run_environment(env) == (run, run)
+        assert scope.following().variables(env) == {"a": "env"}
+        scope.set_by_env(["a"])
+        assert scope.variables(env) == {"a": "env"} and scope.run_environment(env) == ([], [])
 
 
 def test_arguments_of_attestations_are_not_for_run() -> None:
@@ -119,8 +167,8 @@ def test_the_environment_of_a_run() -> None:
 
 def test_buildkit_gives_proxies_under_both_spellings() -> None:
     """They override ENV, and are no part of the key unless a stage declares them."""
-    given = {"HTTP_PROXY": "p", "no_proxy": "q", "https_proxy": "r"}
-    scope = Scope(Arguments(given, PLATFORMS), BUILDKIT)
+    given = {"HTTP_PROXY": "p", "no_proxy": "q", "https_proxy": "r", "ftp_proxy": ""}
+    scope = Scope(Arguments(given, PLATFORMS, dialect=BUILDKIT))
     scope.declare(arg(("https_proxy", None)))
     found = scope.run_environment(["no_proxy=z", "HTTP_PROXY=z"])
     assert found.variables == [
@@ -132,7 +180,7 @@ def test_buildkit_gives_proxies_under_both_spellings() -> None:
 def test_a_stage_that_begins_with_another_one() -> None:
     """In BuildKit it has the arguments of that one, and ARG without a value changes none."""
     for dialect, inherited in ((BUILDKIT, {"a": "1"}), (CLASSIC, {})):
-        parent = Scope(Arguments({}, PLATFORMS), dialect)
+        parent = Scope(Arguments({}, PLATFORMS, dialect=dialect))
         parent.declare(arg(("a", "1")))
         child = parent.following()
         child.declare(arg(("a", None), ("b", "2")))

@@ -96,10 +96,10 @@ def compare(text: str, theirs: list[second.Command] | str) -> None:
     if isinstance(theirs, str):
         if "unterminated heredoc" in theirs and re.search(r"<<-?[^<]*[^\w<]", text):
             return  # ours takes it for a shift, see Heredoc.doubtful
-        # An instruction's own error: here it is found when the line is read.
+        # An instruction's own error: here it is found when the line is read or checked.
         with pytest.raises(InvalidParameter):
             for line in document.lines:
-                records.read(line, document.escape)
+                records.check(records.read(line, document.escape), document.escape)
         return
     assert [(line.keyword, line.number) for line in document.lines] == [(one.keyword, one.start) for one in theirs]
     for line, one in zip(document.lines, theirs, strict=True):

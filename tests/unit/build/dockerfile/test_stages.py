@@ -137,7 +137,7 @@ def test_needed(text: str, target: str, expected: list[int]) -> None:
 )
 def test_errors(text: str, message: str) -> None:
     with pytest.raises(InvalidParameter) as error:
-        read(text)
+        stages.check(read(text), "")
     assert error.value.message.startswith(message)
 
 
@@ -232,9 +232,34 @@ def test_the_name_of_the_target(last: str, target: str, expected: str) -> None:
 
 
 def test_one_stage() -> None:
-    assert stages.is_one(read("FROM a\nRUN --mount=type=cache,target=/c x\n"))
+    assert stages.is_one(read("FROM a\nRUN x\nCOPY a /\n"))
+    assert not stages.is_one(read("FROM a\nRUN --mount=type=cache,target=/c x\n"))
+    assert not stages.is_one(read("FROM a\nRUN --mount=type=secret,id=s x\n"))
     assert not stages.is_one(read("FROM a\nCOPY --from=b / /\n"))
     assert not stages.is_one(read("FROM a\nFROM a\n"))
+
+
+MALFORMED = ["LABEL a=${X", "EXPOSE abc", "COPY --chmod=99 a b", "ARG A=${X:?no end", "WORKDIR '/x", "STOPSIGNAL no"]
+
+
+@pytest.mark.parametrize("line", MALFORMED)
+def test_words_are_checked_in_stages_that_the_target_needs(line: str) -> None:
+    file = read(f"FROM a AS one\n{line}\nFROM a AS two\nFROM two\n")
+    stages.check(file, "")
+    stages.check(stages.replaced(file, lambda name: name == "one"), "one")
+    with pytest.raises(InvalidParameter, match=f"^dockerfile parse error line 2: {line.partition(' ')[0]}: "):
+        stages.check(file, "one")
+
+
+def test_a_default_is_checked_unless_the_client_gives_a_value() -> None:
+    for name, dialect, refused in (("B", BUILDKIT, True), ("A", BUILDKIT, False), ("A", CLASSIC, True)):
+        text = b"FROM a\nARG $X=${N:?} A=${X:?no\n"
+        file = stages.read(lines.parse(text), {name: ""}, PLATFORMS, dialect=dialect)
+        if refused:
+            with pytest.raises(InvalidParameter, match="line 2: ARG: failed to process"):
+                stages.check(file, "")
+        else:
+            stages.check(file, "")
 
 
 def test_images_in_place_of_stages() -> None:

@@ -64,7 +64,7 @@ def test_each_line_sees_those_before_it() -> None:
             "USER ${U:-nobody}",
             "WORKDIR /w/$A",
             "WORKDIR $D",
-            "VOLUME $D '/v w'",
+            "VOLUME $D '/v'",
             'VOLUME ["/$D", "/x y"]',
             "STOPSIGNAL $S",
             "CMD echo $A",
@@ -78,7 +78,7 @@ def test_each_line_sees_those_before_it() -> None:
     assert config.labels == {"body-1": "bodyx", "k 2": "v body"}
     assert isinstance(config.exposed_ports, dict) and set(config.exposed_ports) == {"80/tcp", "81/udp", "1/tcp"}
     assert (config.user, config.working_dir, config.stop_signal) == ("nobody", "/w/body-1/body", "SIGINT")
-    assert set(config.volumes or ()) == {"body", "/v w", "/body", "/x y"}
+    assert set(config.volumes or ()) == {"body", "/v", "/body", "/x y"}
     assert (config.cmd, config.entrypoint) == (["/bin/sh", "-c", "echo $A"], ["$A"])
     assert config.healthcheck is not None and config.healthcheck.test == ["CMD-SHELL", "test $A"]
     assert config.on_build == ["ENV X=$A"]

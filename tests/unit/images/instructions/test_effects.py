@@ -36,9 +36,9 @@ ROWS: list[tuple[Config, str, Config, str]] = [
     ),
     (
         Config(volumes={"/a": {}}),
-        "VOLUME /b '/c d'",
-        Config(volumes={"/a": {}, "/b": {}, "/c d": {}}),
-        "VOLUME [/b /c d]",
+        "VOLUME /b '/c'",
+        Config(volumes={"/a": {}, "/b": {}, "/c": {}}),
+        "VOLUME [/b /c]",
     ),
     (Config(), 'VOLUME ["/$A"]', Config(volumes={"/one": {}}), "VOLUME [/one]"),
     (Config(), "EXPOSE $NONE", Config(exposed_ports={}), "EXPOSE "),

@@ -177,7 +177,7 @@ def test_expanded(text: str, expected: str) -> None:
         (r'"a\"', "looking for matching double-quote"),
         ("a'", "single-quote"),
         ("${", "missing '}'"),
-        ("${A", "missing '}' (Missing ':' in substitution)"),
+        ("${A", "missing '}'"),
         ("${A:", "missing '}'"),
         ("${A:-x", "missing '}'"),
         ("${A:-${B}", "missing '}'"),
@@ -190,16 +190,16 @@ def test_expanded(text: str, expected: str) -> None:
         ("${{A}}", "bad substitution"),
         ("${ A}", "bad substitution"),
         ("${/a/b}", "bad substitution"),
-        ("${A:=x}", r"Unsupported modifier (=) in substitution"),
-        ("${A=x}", r"Missing ':' in substitution: Unsupported modifier (=) in substitution"),
-        ("${A:#x}", r"Unsupported modifier (#) in substitution"),
-        ("${A:}", r"Unsupported modifier (}) in substitution"),
-        ("${A:0:1}", r"Unsupported modifier (0) in substitution"),
-        ("${A^}", r"Unsupported modifier (^) in substitution"),
-        ("${A@Q}", r"Unsupported modifier (@) in substitution"),
-        ("${A B}", r"Unsupported modifier ( ) in substitution"),
-        ("${#A}", r"Unsupported modifier (A) in substitution"),
-        ("${!A}", r"Unsupported modifier (A) in substitution"),
+        ("${A:=x}", r"unsupported modifier (:=) in substitution"),
+        ("${A=x}", r"unsupported modifier (=) in substitution"),
+        ("${A:#x}", r"unsupported modifier (:#) in substitution"),
+        ("${A:}", r"unsupported modifier (:}) in substitution"),
+        ("${A:0:1}", r"unsupported modifier (:0) in substitution"),
+        ("${A^}", r"unsupported modifier (^) in substitution"),
+        ("${A@Q}", r"unsupported modifier (@) in substitution"),
+        ("${A B}", r"unsupported modifier ( ) in substitution"),
+        ("${#A}", r"unsupported modifier (A) in substitution"),
+        ("${!A}", r"unsupported modifier (A) in substitution"),
         (r"${A#\x}", r"invalid pattern (\x) in substitution: invalid escape '\x'"),
         (r"${A//\x/y}", r"invalid pattern (\x) in substitution: invalid escape '\x'"),
         ("${X-" * 200, "nested too deeply"),
@@ -213,6 +213,26 @@ def test_words_that_are_none(text: str, message: str) -> None:
             function(text)
         assert message in error.value.message
         assert error.value.message.startswith('failed to process "')
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("RUN echo $A $NONE", "RUN echo one $NONE"),
+        ("a \"$A\" '$A'", "a \"one\" '$A'"),
+        ("${A}${NONE}", "one${NONE}"),
+        (
+            "${NONE:-$A} ${NONE-w} ${NONE:+w} ${NONE?w} ${NONE:?}",
+            "${NONE:-one} ${NONE-w} ${NONE:+w} ${NONE?w} ${NONE:?}",
+        ),
+        ("${EMPTY:-w}${EMPTY-w}", "w"),
+        ("${NONE#*/} ${NONE%%x} ${NONE/a/b} ${NONE//a/$A}", "${NONE#*/} ${NONE%%x} ${NONE/a/b} ${NONE/a/one}"),
+        ("awk '{print $1}' $(x) $$ \"$1\" $", "awk '{print $1}' $(x) $$ \"$1\" $"),
+        ('\\$A a\\b "a\\n"', '$A ab "a\\n"'),
+    ],
+)
+def test_words_that_are_shown(text: str, expected: str) -> None:
+    assert words.shown(text, V) == expected
 
 
 @pytest.mark.parametrize(

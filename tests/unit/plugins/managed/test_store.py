@@ -28,6 +28,7 @@ from engine.images.pull import Downloads
 from engine.images.push import Pushing
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
+from engine.images.turns import Turns
 from engine.plugins.discovery import Discovery, Endpoint
 from engine.plugins.managed import pull as pulls
 from engine.plugins.managed.record import PluginRecord
@@ -95,14 +96,14 @@ class FakeRemote:
     def __init__(self, images: ImageStore, repository: Repository) -> None:
         self.images = images
         self.found = repository
-        self.downloads = Downloads(images.temporary)
+        self.downloads = Downloads(images.temporary, 6)
         self.packing = push.packing_threads()
 
     async def repository(self, name: Reference, credentials: Any) -> Repository:
         return self.found
 
     async def pushing(self, name: Reference, credentials: Any) -> Pushing:
-        return Pushing(self.images, self.found, self.packing)  # type: ignore[arg-type]
+        return Pushing(self.images, self.found, self.packing, Turns(5))  # type: ignore[arg-type]
 
 
 class FakeProcesses:
@@ -183,7 +184,7 @@ class Stage:
 
     async def __aexit__(self, *_: object) -> None:
         await self.images.close()
-        self.remote.packing.release()
+        self.remote.packing.close()
         self.records.close()
 
     async def pull(self, remote: str = NAME, name: str = "", accepted: Any = ACCEPTED) -> str:

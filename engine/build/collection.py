@@ -1,0 +1,128 @@
+"""Garbage collection of the build cache: policies, and the background task after builds.
+
+Each policy in turn removes what it chooses until the cache is as small as it says. Without policies
+in the configuration they are dockerd's: files of cache mounts that were not used for two days, then
+what was not used for 60 days, then what no image needs, then everything, the last three within the
+same limits.
+
+Owns:    the task. Threads: the event loop's; file systems are asked in threads.
+Not here: the choice of records, and their removal (`prune.py`), which leaves alone what a running
+         build uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import time
+
+from engine.build import prune
+from engine.build.options import PruneOptions
+from engine.build.parts import Parts
+from engine.config import Config
+from engine.config.cache import CachePolicy, policy, size
+from engine.errors import EngineError
+from engine.system.tasks import spawn
+
+RESERVED, MAX_USED, MIN_FREE = 10, 80, 20
+"""Default limits in percent of the disk."""
+MOUNTS_SHARE = math.e * math.pi * (1 + math.sqrt(5)) / 2 / 100
+"""The part of the reserved space that files of cache mounts may take: dockerd's."""
+LEAST_MOUNTS = 512_000_000
+DAY = 86_400_000_000_000
+
+WALK_EVERY = 300
+"""Seconds between two sums of the files in cache mounts."""
+
+_log = logging.getLogger(__name__)
+
+
+def policies(config: Config, disk: int) -> list[CachePolicy]:
+    """The policies in force, in order; none if the collection is off. `disk`: its size."""
+    if not config.build_gc:
+        return []
+    if config.build_policies:
+        return [policy(text) for text in config.build_policies]
+    reserved, used, free = (
+        size(text or "0") for text in (config.build_reserved, config.build_max_used, config.build_min_free)
+    )
+    if not (reserved or used or free):
+        reserved, used, free = (_part(disk, percent) for percent in (RESERVED, MAX_USED, MIN_FREE))
+    limits = CachePolicy(reserved=reserved, max_used=used, min_free=free)
+    mounts = max(LEAST_MOUNTS, int(reserved * MOUNTS_SHARE))
+    return [
+        CachePolicy(unused_for=2 * DAY, filters={"type": (prune.CACHE_MOUNT,)}, max_used=mounts),
+        limits._replace(unused_for=60 * DAY),
+        limits,
+        limits._replace(all=True),
+    ]
+
+
+def _part(disk: int, percent: int) -> int:
+    """As dockerd rounds it: as many GB as it has GiB, upwards."""
+    return ((disk * percent // 100 >> 30) + 1) * 1_000_000_000
+
+
+def options_of(chosen: CachePolicy) -> PruneOptions:
+    """The prune that a policy does now."""
+    return PruneOptions(
+        all=chosen.all,
+        filters=chosen.filters,
+        unused_since_ns=time.time_ns() - chosen.unused_for if chosen.unused_for else 0,
+        reserved_space=chosen.reserved,
+        max_used_space=chosen.max_used,
+        min_free_space=chosen.min_free,
+    )
+
+
+class Collector:
+    """One engine's."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._running: asyncio.Task[None] | None = None
+        self._again = False
+        """A build has ended since the running collection began."""
+        self._mounts: list[prune.Entry] = []
+        """Cache mounts as of the last walk."""
+        self._next_walk = 0.0
+
+    async def policies(self) -> list[CachePolicy]:
+        """Those in force."""
+        disk = await asyncio.to_thread(os.statvfs, self._parts.config.root)
+        return policies(self._parts.config, disk.f_blocks * disk.f_frsize)
+
+    def soon(self) -> None:
+        """A build has ended: look, and remove what is too much."""
+        self._again = True
+        if self._parts.config.build_gc and (self._running is None or self._running.done()):
+            self._running = spawn(self._run(), "collecting garbage of the build cache")
+
+    async def _run(self) -> None:
+        while self._again:
+            self._again = False
+            try:
+                for chosen in await self.policies():
+                    await self._apply(options_of(chosen))
+            except EngineError as error:
+                _log.warning("collecting garbage of the build cache: %s", error.message)
+
+    async def _apply(self, chosen: PruneOptions) -> None:
+        """Looks first: most builds leave nothing to do, and a prune reads more."""
+        parts = self._parts
+        now = time.monotonic()
+        if now >= self._next_walk:
+            self._next_walk = now + WALK_EVERY
+            self._mounts = await prune.mounts(parts)
+        known = [*self._mounts, *await prune.steps(parts)]
+        if not await prune.is_due(parts, chosen, known):
+            return
+        report = await prune.prune(parts, chosen)
+        self._next_walk = 0
+        if report.caches_deleted:
+            _log.info("build cache: removed %d records, %d bytes", len(report.caches_deleted), report.space_reclaimed)
+
+
+__all__ = ["Collector", "options_of", "policies"]

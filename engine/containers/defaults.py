@@ -1,0 +1,96 @@
+"""What containers have whose create says nothing, by the operator's configuration.
+
+`Defaults` is made once, when the daemon starts. What inspect shows of a container is written into
+its HostConfig by its create (`applied`). The rest holds for its next start, as in dockerd: the
+parent of its cgroup, no-new-privileges and the seccomp profile.
+
+Not here: the init program (`spec.has_init`), logs (`log_plan.py`), the rules of the values
+(`config/rules.py`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.config import Config, seccomp_document, size_in_bytes, ulimit
+from engine.containers import limits
+from engine.containers.body import PRIVATE
+from engine.errors import InvalidParameter, ServerError
+from engine.runtime import capabilities, seccomp
+from engine.seccomp_profiles import BUILTIN, UNCONFINED
+from engine.wire.containers import HostConfig, Ulimit
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True):
+    """See the module. The values of this class are Docker's own defaults."""
+
+    cgroup_parent: str = ""
+    """Empty: the engine's own (`runtime/cgroups.py`)."""
+    cgroupns_mode: str = ""
+    """Empty: `private` with cgroup v2 alone, otherwise `host`."""
+    ipc_mode: str = PRIVATE
+    shm_size: int = 64 << 20
+    ulimits: tuple[Ulimit, ...] = ()
+    no_new_privileges: bool = False
+    filters: seccomp.Filters | None = msgspec.field(default_factory=seccomp.builtin)
+    """Of the seccomp profile; None for none."""
+
+    def applied(self, host: HostConfig, *, unified: bool) -> HostConfig:
+        """A HostConfig with the defaults that inspect shows. `unified`: cgroup v2 alone."""
+        cgroupns = self.cgroupns_mode or ("private" if unified else "host")
+        if host.privileged and not unified:
+            cgroupns = "host"  # as in Docker
+        ulimits = host.ulimits
+        if self.ulimits:
+            named = {each.name for each in ulimits or ()}
+            ulimits = [*(ulimits or ()), *(each for each in self.ulimits if each.name not in named)]
+        return msgspec.structs.replace(
+            host,
+            cgroupns_mode=host.cgroupns_mode or cgroupns,
+            ipc_mode=host.ipc_mode or self.ipc_mode,
+            shm_size=host.shm_size or self.shm_size,
+            ulimits=ulimits,
+        )
+
+
+DOCKERS = Defaults()
+
+
+def without(host: HostConfig) -> HostConfig:
+    """A HostConfig for which the operator's defaults do not hold, apart from those that `applied`
+    sets.
+    """
+    options = ["no-new-privileges=false", f"seccomp={BUILTIN}", *(host.security_opt or ())]
+    return msgspec.structs.replace(host, init=host.init if isinstance(host.init, bool) else False, security_opt=options)
+
+
+def of(config: Config) -> Defaults:
+    """Those of a configuration. Reads the file of the seccomp profile.
+
+    Raises ServerError for a file that has become invalid since the configuration was checked, and
+    for limits that this engine may not set.
+    """
+    ulimits = [Ulimit(name=name, soft=soft, hard=hard) for name, soft, hard in map(ulimit, config.ulimits)]
+    raisable = "CAP_SYS_RESOURCE" in capabilities.bounding()
+    try:
+        for each in ulimits:
+            limits.rlimit(each, raisable=raisable)
+        return Defaults(
+            cgroup_parent=config.cgroup_parent,
+            cgroupns_mode=config.cgroupns_mode,
+            ipc_mode=config.ipc_mode,
+            shm_size=size_in_bytes(config.shm_size),
+            ulimits=tuple(ulimits),
+            no_new_privileges=config.no_new_privileges,
+            filters=_filters(config.seccomp_profile),
+        )
+    except InvalidParameter as error:
+        raise ServerError(f"--default-ulimit: {error.message}") from error
+    except ValueError as error:
+        raise ServerError(f"--seccomp-profile {error}") from error
+
+
+def _filters(profile: str) -> seccomp.Filters | None:
+    if profile == UNCONFINED:
+        return None
+    return seccomp.builtin() if profile == BUILTIN else seccomp.Filters(seccomp_document(profile))

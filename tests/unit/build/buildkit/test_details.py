@@ -1,0 +1,30 @@
+"""The details of a failure, as BuildKit's clients read them."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+from engine.build.buildkit import details
+from engine.build.buildkit.details import Lines
+from tests.support.builds.sessions import fields
+
+
+def test_where_in_the_dockerfile_it_is() -> None:
+    value = details.encoded(2, "it failed", Lines("sub/Dockerfile", b"FROM a\nRUN b\n", 2, 3))
+    status = fields(base64.b64decode(value + "=" * (-len(value) % 4)))
+    assert (status[1], status[2]) == (2, b"it failed")
+    found = fields(status[3])
+    assert found[1] == b"github.com/moby/buildkit/errdefs.Source+json"
+    assert json.loads(found[2]) == {
+        "info": {
+            "filename": "sub/Dockerfile",
+            "data": base64.b64encode(b"FROM a\nRUN b\n").decode(),
+            "language": "Dockerfile",
+        },
+        "ranges": [{"start": {"line": 2}, "end": {"line": 3}}],
+    }
+
+
+def test_a_file_that_does_not_fit_into_a_trailer() -> None:
+    assert details.encoded(2, "it failed", Lines("Dockerfile", b"x" * (details.LARGEST + 1), 1, 1)) == ""

@@ -1,0 +1,135 @@
+"""Policies of the build cache: what the configuration makes of them, as dockerd 28.5.2 reports its
+own."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.build.collection import DAY, policies
+from engine.config import Config, parse
+from engine.config.cache import CachePolicy, policy, size
+
+DISK = 270553174016
+"""Of the disk on which dockerd was asked."""
+MOUNTS = {"type": ("exec.cachemount",)}
+
+
+def of(builder: Any, tmp_path: Path) -> list[CachePolicy]:
+    file = tmp_path / "daemon.json"
+    file.write_text(json.dumps({"builder": builder}))
+    return policies(parse({}, str(file)), DISK)
+
+
+def limits(mounts: int, reserved: int, used: int = 0, free: int = 0) -> list[CachePolicy]:
+    spaces: dict[str, Any] = {"reserved": reserved, "max_used": used, "min_free": free}
+    return [
+        CachePolicy(unused_for=2 * DAY, filters=MOUNTS, max_used=mounts),
+        CachePolicy(unused_for=60 * DAY, **spaces),
+        CachePolicy(**spaces),
+        CachePolicy(all=True, **spaces),
+    ]
+
+
+def test_defaults() -> None:
+    expected = limits(3592570859, 26_000_000_000, 202_000_000_000, 51_000_000_000)
+    assert policies(Config(), DISK) == expected
+    assert policies(Config(), 1 << 30)[0].max_used == 512_000_000
+
+
+@pytest.mark.parametrize(
+    ("gc", "expected"),
+    [
+        ({}, limits(3592570859, 26_000_000_000, 202_000_000_000, 51_000_000_000)),
+        ({"enabled": False, "defaultKeepStorage": "20GB"}, []),
+        ({"defaultKeepStorage": "20GB"}, limits(2967302759, 20 << 30)),
+        ({"defaultMaxUsedSpace": "1g"}, limits(512_000_000, 0, 1 << 30)),
+        (
+            {"defaultReservedSpace": "20GB", "defaultMaxUsedSpace": "70GB", "defaultMinFreeSpace": "10GB"},
+            limits(2967302759, 20 << 30, 70 << 30, 10 << 30),
+        ),
+        ({"policy": []}, []),
+        ({"policy": [{}]}, [CachePolicy()]),
+        (
+            {
+                "policy": [
+                    {"keepStorage": "10GB", "filter": ["unused-for=2200h"]},
+                    {"maxUsedSpace": "5g", "all": True, "filter": {"type": {"exec.cachemount": True}}},
+                    {"reservedSpace": "1.5k", "minFreeSpace": "7", "filter": ["until=1h", "id=a", "id=b"]},
+                ]
+            },
+            [
+                CachePolicy(unused_for=2200 * DAY // 24, reserved=10 << 30),
+                CachePolicy(all=True, filters=MOUNTS, max_used=5 << 30),
+                CachePolicy(unused_for=DAY // 24, filters={"id": ("a", "b")}, reserved=1536, min_free=7),
+            ],
+        ),
+    ],
+)
+def test_dockers_keys(tmp_path: Path, gc: dict[str, Any], expected: list[CachePolicy]) -> None:
+    assert of({"gc": gc}, tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("builder", "words"),
+    [
+        ({"gc": {"defaultKeepStorage": "x"}}, "builder 'x': must be a size such as 10GB"),
+        ({"gc": {"defaultMaxUsedSpace": "70%"}}, "builder '70%': must be a size"),
+        ({"gc": {"defaultMinFreeSpace": 5}}, "builder gc defaultMinFreeSpace: expected a string"),
+        ({"gc": {"other": 1}}, "builder gc other: is not known"),
+        ({"gc": True}, "builder gc: expected an object"),
+        ({"gc": {"policy": [{"other": 1}]}}, "builder gc policy other: is not known"),
+        ({"gc": {"policy": [{"filter": ["foo=1"]}]}}, "builder 'all=false,foo=1': foo is not known"),
+        ({"gc": {"policy": [{"filter": ["unused-for=1h", "until=2h"]}]}}, "has one duration"),
+        ({"gc": {"policy": [{"filter": ["unused-for=soon"]}]}}, "not a duration: soon"),
+        ({"gc": {"policy": [{"filter": ["a,b=1"]}]}}, "must not have a comma"),
+        ({"gc": {"policy": [{"all": "yes"}]}}, "builder gc policy all: expected true or false"),
+        ({"entitlements": {"security-insecure": True}}, "builder security.insecure: is not supported"),
+        ({"entitlements": {"other": False}}, "builder entitlements other: is not known"),
+        ({"entitlements": {"network-host": "no"}}, "builder entitlements network-host: expected true or false"),
+        ({"other": {}}, "builder other: is not known"),
+    ],
+)
+def test_refused_values(tmp_path: Path, builder: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        of(builder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entitlements", "expected"),
+    [
+        ({}, ("network.host",)),
+        ({"network-host": True, "security-insecure": False}, ("network.host",)),
+        ({"network-host": False}, ("none",)),
+    ],
+)
+def test_entitlements(tmp_path: Path, entitlements: dict[str, bool], expected: tuple[str, ...]) -> None:
+    file = tmp_path / "daemon.json"
+    file.write_text(json.dumps({"builder": {"entitlements": entitlements}}))
+    assert parse({}, str(file)).build_entitlements == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("10GB", 10 << 30), ("10 GiB", 10 << 30), ("1k", 1024), ("1.5M", 3 << 19), ("7", 7), ("7b", 7), ("1T", 1 << 40)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1e3", "10%", "1 x", "1kk"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a size"):
+        size(text)
+
+
+def test_a_policy_as_text() -> None:
+    found = policy("all=true,type=a,type=b,unused-for=1h30m,max-used=1g")
+    assert found == CachePolicy(True, DAY // 16, {"type": ("a", "b")}, max_used=1 << 30)
+    for text in ("all", "all=1", "max-used=", "=1"):
+        with pytest.raises(ValueError, match=re.escape(repr(text))):
+            policy(text)
