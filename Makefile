@@ -2,7 +2,7 @@
 # the reason in one line.
 
 .PHONY: build demo test nightly durations lint format sanitize fuzz instructions micro test-vm soak bench bench-peers
-.PHONY: chart compare docs wheel wheels deb clean
+.PHONY: chart compare docs wheel wheels deb clean test-pythons
 
 # .venv/bin/engined, with compiled extensions. They are compiled again only after a change of
 # pyproject.toml, setup.py or engine/_fast.
@@ -38,6 +38,10 @@ nightly:
 # All tests, and then tests/durations.json says how long each file took.
 durations:
 	@$(MAKE) --no-print-directory test ARGS=--note-durations
+
+# The unit tests with Python 3.12, 3.13 and 3.14, as far as the host has them, or with those of ARGS.
+test-pythons: build
+	@.ci/pythons $(ARGS)
 
 # The tests in a virtual machine with Debian's kernel, cgroup v2 and AppArmor. ARGS are parts:
 # make test-vm ARGS="unit"

@@ -22,6 +22,7 @@ from typing import Any
 
 from engine.errors import ServerError, reason
 from engine.http import peers
+from engine.system.tls import verifying_context
 
 PLAIN = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
 """For a client that does not speak TLS: Go's words, as Docker's."""
@@ -35,7 +36,7 @@ def mutual_context(authority: str, certificate: str, key: str) -> ssl.SSLContext
     TLS 1.2 and later, without renegotiation. Raises ServerError when the files are not valid.
     """
     try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
+        context = verifying_context(authority=authority, server=True)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_REQUIRED
         context.options |= ssl.OP_NO_RENEGOTIATION

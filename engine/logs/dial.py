@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from engine.logs.deliveries import LOCAL_SYSLOG, Tls
+from engine.system.tls import verifying_context
 
 PATIENCE = 10.0
 """Seconds that a connection may take, with its TLS handshake."""
@@ -97,7 +98,7 @@ def local_syslog() -> socket.socket:
 
 def context(tls: Tls) -> ssl.SSLContext:
     """Blocking: reads files. Raises OSError, ssl.SSLError."""
-    made = ssl.create_default_context(cafile=tls.ca or None)
+    made = verifying_context(authority=tls.ca)
     if tls.cert:
         made.load_cert_chain(tls.cert, tls.key or None)
     if tls.skip_verify:

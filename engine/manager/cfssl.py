@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from engine.manager.certificates import (
     subject_of,
 )
 from engine.manager.states import Role
+from engine.system.tls import verifying_context
 from engine.wire.swarm import ExternalCA
 
 TIMEOUT = 10.0
@@ -117,7 +117,7 @@ def _post(url: str, document: dict[str, Any], trusted: str) -> dict[str, Any]:
         raise InvalidParameter(f"ExternalCAs.URL: {url}: not an http or https URL")
     connection: http.client.HTTPConnection
     if parts.scheme == "https":
-        context = ssl.create_default_context()
+        context = verifying_context()
         if trusted:
             context.load_verify_locations(cadata=trusted)
         if own_files is not None:

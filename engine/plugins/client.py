@@ -21,6 +21,7 @@ import msgspec
 from engine.errors import NotFound, ServerError, decoding_reason, words
 from engine.plugins.connection import Broken, Connections, TooLong, Unreachable
 from engine.plugins.discovery import Endpoint
+from engine.system.tls import verifying_context
 from engine.wire import folded
 from engine.wire.plugins import Activation, PluginAnswer
 
@@ -218,7 +219,7 @@ async def connect(name: str, found: Endpoint, timeout: float) -> Plugin:
 
 def _tls(found: Endpoint) -> ssl.SSLContext:
     try:
-        context = ssl.create_default_context(cafile=found.ca or None)
+        context = verifying_context(authority=found.ca)
         if found.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE

@@ -9,7 +9,6 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
-import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from engine.system.tls import verifying_context
 from tests.support.engine import client
 from tests.support.engine.harness import TempEngine, until
 from tests.support.plugins.protocol import AuthzPlugin, Plugin, Raw
@@ -582,7 +582,7 @@ def test_the_name_of_a_certificate_is_the_user(tmp_path: Path) -> None:
     engine.arguments += ("--tls-ca", authority, "--tls-cert", server[0], "--tls-key", server[1], "--tcp", "127.0.0.1:0")
     with engine:
         line = until("it listens", lambda: [each for each in engine.log().splitlines() if "tcp://" in each])[0]
-        context = ssl.create_default_context(cafile=authority)
+        context = verifying_context(authority=authority)
         context.load_cert_chain(*mine)
         plugin.deny = lambda method, body: "" if body.get("User") == "alice" else "who?"
         connection = http.client.HTTPSConnection("127.0.0.1", int(line.rpartition(":")[2]), context=context)

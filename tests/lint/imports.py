@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shipper": {"logs", "system", "_fast", *SHARED},
     # of images only `reference`, of logs only the drivers
     "manager": {"images", "logs", "system", *SHARED},
-    "http": {"errors", "system"},  # of system only `tasks`
+    "http": {"errors", "system"},  # of system only `tasks` and `tls`
     "images": BELOW | SHARED,
     "plugins": BELOW | SHARED,
     "networks": {"plugins"} | BELOW | SHARED,
@@ -112,7 +112,7 @@ LATE_IMPORTS = {
 
 
 PARTS_OF = {
-    ("http", "system"): {"engine.system.tasks"},
+    ("http", "system"): {"engine.system.tasks", "engine.system.tls"},
     ("manager", "images"): {"engine.images", "engine.images.reference"},
     ("cluster", "manager"): {f"engine.manager.{each}" for each in ("frames", "messages", "clock", "states")},
     ("", "monitor"): {f"engine.monitor.{each}" for each in ("client", "handles", "messages")},

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 import pytest
 
+from engine.system.tls import verifying_context
 from tests.support import PATIENCE, ROOT
 from tests.support.engine.harness import TempEngine, free_ports, until
 from tests.support.plugins.protocol import AuthzPlugin
@@ -198,7 +199,7 @@ def test_certificates_are_read_again(tmp_path: Path) -> None:
         made = authority, *_issue(tmp_path / name, "server", issuer)
         for source, target in zip(made, kept.values(), strict=True):
             Path(target).write_bytes(Path(source).read_bytes())
-        context = ssl.create_default_context(cafile=authority)
+        context = verifying_context(authority=authority)
         context.load_cert_chain(*_issue(tmp_path / name, "client", issuer))
         clients.append(context)
 

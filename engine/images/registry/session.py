@@ -52,6 +52,7 @@ from engine.errors import (
 )
 from engine.images.credentials import NOBODY, Challenge, Credentials, challenges
 from engine.images.reference import DEFAULT_DOMAIN
+from engine.system.tls import verifying_context
 from engine.wire.images import SearchResult
 
 T = TypeVar("T")
@@ -267,7 +268,7 @@ class Registries:
                 self._unverified = await asyncio.to_thread(_unverified_context)
             return self._unverified
         if self._verified is None:
-            self._verified = await asyncio.to_thread(ssl.create_default_context)
+            self._verified = await asyncio.to_thread(verifying_context)
         return self._verified
 
     def origins(self, domain: str, *, mirrors: bool) -> list[tuple[URL, ...]]:
@@ -411,7 +412,7 @@ def _own_context(directory: Path) -> ssl.SSLContext | None:
             raise ServerError(f"certificates in {directory}: missing client certificate {certificate} for key {name}")
     if not vouching and not shown:
         return None
-    context = ssl.create_default_context()
+    context = verifying_context()
     try:
         for name in vouching:
             context.load_verify_locations(directory / name)
@@ -423,7 +424,7 @@ def _own_context(directory: Path) -> ssl.SSLContext | None:
 
 
 def _unverified_context() -> ssl.SSLContext:
-    context = ssl.create_default_context()
+    context = verifying_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context

@@ -11,7 +11,6 @@ import gzip
 import http.client
 import json
 import shutil
-import ssl
 import subprocess
 import tempfile
 import urllib.parse
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.system.tls import verifying_context
 from tests.support import PATIENCE
 from tests.support.engine.harness import free_ports, until
 from tests.support.images.archives import Image, digest
@@ -151,7 +151,7 @@ class Registry:
             sent["Authorization"] = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         connection: http.client.HTTPConnection
         if self.tls:
-            context = ssl.create_default_context(cafile=str(self.authority))
+            context = verifying_context(authority=str(self.authority))
             connection = http.client.HTTPSConnection(self.host, timeout=30 * PATIENCE, context=context)
         else:
             connection = http.client.HTTPConnection(self.host, timeout=30 * PATIENCE)

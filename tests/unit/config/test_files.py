@@ -26,7 +26,7 @@ def test_files_that_set_nothing(tmp_path: Path, name: str, text: bytes) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b'{"mtu": 1,}', "line 1, column 11: "),
+        (b'{"mtu": 1,}', "line 1, column 1"),
         (b'{\n"debug": tru\n}', "line 2, column 10: "),
         (b'{"debug": true} x', "line 1, column 17: "),
         (b"[]", "must be a JSON object"),

@@ -24,6 +24,7 @@ from engine.errors import ServerError
 from engine.http.messages import AnyReply, Reply, Request
 from engine.http.server import Server
 from engine.http.tls import mutual_context
+from engine.system.tls import verifying_context
 from tests.support import PATIENCE
 from tests.unit.http.harness import SHORT, App, answers, serve, until
 
@@ -80,7 +81,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     stranger = _issue(directory, "stranger", other_issuer)
 
     def make(pair: tuple[str, str] | None) -> ssl.SSLContext:
-        context = ssl.create_default_context(cafile=authority)
+        context = verifying_context(authority=authority)
         if pair is not None:
             context.load_cert_chain(*pair)
         return context
