@@ -186,6 +186,7 @@ class Daemon:
         """The start has succeeded: what was made on the host stays when the daemon ends."""
         self._restored = False
         self._opened_records = False
+        self.defaults = defaults.DOCKERS
         self.lifecycle = Lifecycle()
         self.sessions = Sessions()
         self._reloading = asyncio.Lock()
@@ -200,7 +201,9 @@ class Daemon:
         reverse order.
         """
         # First, because an invalid file must leave nothing on the host.
-        self.defaults = defaults.DOCKERS if self._only_stops else await asyncio.to_thread(defaults.of, self.config)
+        self.cgroups = await asyncio.to_thread(Cgroups.detect)
+        if not self._only_stops:
+            self.defaults = await asyncio.to_thread(defaults.of, self.config, self.cgroups.mode)
         self._claim(stack)
         self._watch_signals(stack)
         await asyncio.to_thread(detached_mounts.check_root)
@@ -246,7 +249,6 @@ class Daemon:
     async def _open_stores(self, stack: contextlib.AsyncExitStack) -> None:
         """Open the parts that containers depend on: records, images, networks, volumes."""
         config = self.config
-        self.cgroups = await asyncio.to_thread(Cgroups.detect)
         hold = await asyncio.to_thread(self.cgroups.hold)
         stack.push_async_callback(asyncio.to_thread, hold.release)
         self.runtimes = await asyncio.to_thread(Runtimes.find, config.runtime, config.runtimes, config.run)
@@ -300,7 +302,7 @@ class Daemon:
             on_dropped=self._dropped,
             root=config.root,
         )
-        self.facts = await asyncio.to_thread(_read_host, config, self.cgroups)
+        self.facts = await asyncio.to_thread(_read_host, config, self.cgroups, self.defaults.cgroup_driver)
         self.deliveries = Deliveries(config, self.events, self.facts.name, self.monitor.ship, self.plugins)
         stack.push_async_callback(self._close_deliveries)
         self.containers = Containers(
@@ -745,7 +747,7 @@ def _end_whatever_hangs(seconds: float, status: int = 0) -> None:
     loop.call_later(seconds, look)
 
 
-def _read_host(config: Config, hierarchies: Cgroups) -> Host:
+def _read_host(config: Config, hierarchies: Cgroups, driver: str) -> Host:
     """The facts about this host for /info. The limits are those that a create accepts without a
     warning.
     """
@@ -761,6 +763,7 @@ def _read_host(config: Config, hierarchies: Cgroups) -> Host:
             *(("name=cgroupns",) if private == "private" else ()),
             *(("name=no-new-privileges",) if config.no_new_privileges else ()),
         ),
+        cgroup_driver=driver,
         cgroup_version="2" if hierarchies.mode == "v2" else "1",
         memory_limit=offered.memory,
         swap_limit=offered.swap,

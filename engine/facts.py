@@ -25,6 +25,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     operating_system: str = ""
     os_version: str = ""
     """The version of the operating system, such as `12`."""
+    cgroup_driver: str = "cgroupfs"
     cgroup_version: str = "2"
     memory: int = 0
     """Bytes."""

@@ -160,7 +160,7 @@ async def info(engine: Engine, request: Request) -> Reply:
             n_goroutines=counts.tasks,
             system_time=times.rfc3339(time.time_ns()),
             logging_driver=engine.config.log_driver,
-            cgroup_driver="cgroupfs",
+            cgroup_driver=host.cgroup_driver,
             cgroup_version=host.cgroup_version,
             n_events_listener=engine.events.listeners,
             kernel_version=host.kernel,

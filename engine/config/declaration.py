@@ -365,8 +365,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _option(
             "--exec-opt",
             "KEY=VALUE",
-            "native.cgroupdriver=cgroupfs: who makes the cgroups of containers.",
-            "native.cgroupdriver=cgroupfs",
+            "native.cgroupdriver=cgroupfs or systemd: who makes the cgroups of containers.",
+            "systemd if it is process 1 and the host has cgroup v2 alone, else cgroupfs",
             docker="exec-opts",
         ),
     ] = ()
@@ -375,8 +375,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _option(
             "--cgroup-parent",
             "PATH",
-            "Parent of the cgroups of containers whose create names none.",
-            "engined",
+            "Parent of the cgroups of containers whose create names none. With systemd a slice: NAME.slice.",
+            "engined; with systemd system.slice",
             docker="cgroup-parent",
         ),
     ] = ""

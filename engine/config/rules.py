@@ -409,10 +409,8 @@ def _resources(entries: Iterable[str]) -> None:
 
 
 def _cgroup_driver(entry: str) -> None:
-    if entry == "native.cgroupdriver=systemd":
-        raise ValueError(f"{entry}: is not supported, the engine makes cgroups itself: native.cgroupdriver=cgroupfs")
-    if entry != "native.cgroupdriver=cgroupfs":
-        raise ValueError(f"{entry!r}: must be native.cgroupdriver=cgroupfs")
+    if entry not in ("native.cgroupdriver=cgroupfs", "native.cgroupdriver=systemd"):
+        raise ValueError(f"{entry!r}: must be native.cgroupdriver=cgroupfs or native.cgroupdriver=systemd")
 
 
 def _each(rule: Callable[[Any], object]) -> Callable[[Iterable[Any]], None]:

@@ -23,7 +23,7 @@ from engine.network_rules import check_hostname, is_word, parsed_address
 from engine.networks import ports
 from engine.networks.network import BRIDGE, DEFAULT_MODES
 from engine.networks.requested import SYSCTLS
-from engine.runtime import capabilities
+from engine.runtime import capabilities, scopes
 from engine.wire.containers import (
     Config,
     CreateBody,
@@ -141,7 +141,7 @@ def checked_host(host: HostConfig) -> HostConfig:
             mount_points.check_length(path, f"{field}: {path[:100]!r}")
     _check_modes(host)
     _check_storage(host.storage_opt)
-    _check_cgroup_parent(host.cgroup_parent)
+    check_cgroup_parent(host.cgroup_parent)
     for text in host.links or ():
         parse_link(text)
     for text in host.volumes_from or ():
@@ -345,9 +345,12 @@ def has_ipv6(host: HostConfig, link: str = "") -> bool:
 # --- single values --------------------------------------------------------------------------------
 
 
-def _check_cgroup_parent(path: str) -> None:
+def check_cgroup_parent(path: str, driver: str = "cgroupfs") -> None:
+    """Raises InvalidParameter for a parent that no cgroup of this driver can have."""
     try:
         cgroup_parent(path)
+        if path and driver == "systemd":
+            scopes.check_parent(path)
     except ValueError as error:
         raise InvalidParameter(f"CgroupParent: {error}") from error
 

@@ -160,7 +160,7 @@ def _strays(config: Config, live: Collection[str]) -> Iterator[tuple[str, str]]:
             # there is none, or half of one
             with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
                 found = msgspec.json.decode((directory / "config.json").read_bytes(), type=_Bundle)
-            yield directory.name, found.linux.cgroups_path or cgroups.path(directory.name)
+            yield directory.name, cgroups.of_oci_path(directory.name, found.linux.cgroups_path)
 
 
 def kill_all(hierarchies: Cgroups, cgroup: str) -> None:

@@ -509,6 +509,8 @@ class Container:
         verb = Verb.EXIT_TO_RESTART if again else Verb.EXIT
         if oom_killed and not self._out_of_memory:
             self.publish("oom")
+        # systemd removes a cgroup at once, perhaps before its count could be read.
+        oom_killed = oom_killed or (record.cgroup_driver == "systemd" and self._out_of_memory)
         self.process = None
         self.peers.ending.discard(self)
         self.replace(

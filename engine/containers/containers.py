@@ -108,7 +108,8 @@ class Containers:
     def _left_on_host(self) -> set[str]:
         """Ids of containers that have a control group: running ones, and those left by a crash."""
         found: set[str] = set()
-        parents = {cgroups.parent(each.record.parent_cgroup) for each in self._all.values()}
+        records = [each.record for each in self._all.values()]
+        parents = {cgroups.parent(record.parent_cgroup, record.cgroup_driver) for record in records}
         return found.union(*(self.parts.cgroups.children(parent) for parent in parents))
 
     def _add(self, container: Container) -> None:

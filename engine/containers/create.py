@@ -141,6 +141,7 @@ def _placed(host: HostConfig, support: Support, parts: Parts, defaults: Defaults
     """
     if spec.has_init(host, parts.config):
         init.program(parts.config.init_path)
+    body.check_cgroup_parent(host.cgroup_parent, parts.defaults.cgroup_driver)
     host = (defaults or parts.defaults).applied(host, unified=support.unified)
     own = support.unified and host.cgroupns_mode == "private"
     if security.parse(host.security_opt or ()).writable_cgroups and not (own or host.privileged):

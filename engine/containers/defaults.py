@@ -13,10 +13,10 @@ from __future__ import annotations
 import msgspec
 
 from engine.config import Config, seccomp_document, size_in_bytes, ulimit
-from engine.containers import limits
+from engine.containers import body, limits
 from engine.containers.body import PRIVATE
 from engine.errors import InvalidParameter, ServerError
-from engine.runtime import capabilities, seccomp
+from engine.runtime import capabilities, scopes, seccomp
 from engine.seccomp_profiles import BUILTIN, UNCONFINED
 from engine.wire.containers import HostConfig, Ulimit
 
@@ -25,7 +25,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     """See the module. The values of this class are Docker's own defaults."""
 
     cgroup_parent: str = ""
-    """Empty: the engine's own (`runtime/cgroups.py`)."""
+    """Empty: the driver's own (`runtime/cgroups.py`)."""
+    cgroup_driver: scopes.Driver = "cgroupfs"
     cgroupns_mode: str = ""
     """Empty: `private` with cgroup v2 alone, otherwise `host`."""
     ipc_mode: str = PRIVATE
@@ -64,12 +65,18 @@ def without(host: HostConfig) -> HostConfig:
     return msgspec.structs.replace(host, init=host.init if isinstance(host.init, bool) else False, security_opt=options)
 
 
-def of(config: Config) -> Defaults:
-    """Those of a configuration. Reads the file of the seccomp profile.
+def of(config: Config, mode: str = "") -> Defaults:
+    """Those of a configuration, on a host with this `Cgroups.mode`. Reads the file of the seccomp
+    profile.
 
-    Raises ServerError for a file that has become invalid since the configuration was checked, and
-    for limits that this engine may not set.
+    Raises ServerError for a file that has become invalid since the configuration was checked, for
+    limits that this engine may not set, and for a driver of cgroups that this host does not have.
     """
+    driver = scopes.driver(config.exec_opts, mode)
+    try:
+        body.check_cgroup_parent(config.cgroup_parent, driver)
+    except InvalidParameter as error:
+        raise ServerError(f"--cgroup-parent: {error.message}") from error
     ulimits = [Ulimit(name=name, soft=soft, hard=hard) for name, soft, hard in map(ulimit, config.ulimits)]
     raisable = "CAP_SYS_RESOURCE" in capabilities.bounding()
     try:
@@ -77,6 +84,7 @@ def of(config: Config) -> Defaults:
             limits.rlimit(each, raisable=raisable)
         return Defaults(
             cgroup_parent=config.cgroup_parent,
+            cgroup_driver=driver,
             cgroupns_mode=config.cgroupns_mode,
             ipc_mode=config.ipc_mode,
             shm_size=size_in_bytes(config.shm_size),

@@ -25,7 +25,7 @@ import msgspec
 
 from engine.config import Config
 from engine.containers import bundle, extra_mounts, image_mounts, log_plan, mount_points, sharing
-from engine.containers.body import has_ipv6
+from engine.containers.body import check_cgroup_parent, has_ipv6
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.parts import Parts, Peers
 from engine.containers.store import ContainerRecord
@@ -65,7 +65,9 @@ class Program:
     """The directory of its config.json (OCI runtime specification, "Filesystem Bundle"); its root
     there is RUN/root."""
     cgroup: str
-    """Its control group, as in config.json; removed when the launch fails."""
+    """Its control group, from the root of each hierarchy; removed when the launch fails."""
+    scope: bool = False
+    """systemd makes the control group (`runtime/scopes.py`)."""
     runtime: Runtime | None = None
     """None: the engine's default."""
     tty: bool = False
@@ -89,13 +91,13 @@ async def run(program: Program, parts: Parts, namespace: int, undo: contextlib.A
     undo.push_async_callback(_end, parts, program.key, runtime)
     rows, columns = program.size
     made: list[str] = []
-    if not program.cgroup.startswith(f"{cgroups.PARENT}/"):
+    if not program.scope and not program.cgroup.startswith(f"{cgroups.PARENT}/"):
         made = await asyncio.to_thread(parts.cgroups.missing_above, program.cgroup)
     try:
         with parts.grace_period.going_on():
             return await parts.monitor.run(
                 program.key,
-                runtime.run_argv(program.key, bundle=program.bundle, tty=program.tty),
+                runtime.run_argv(program.key, bundle=program.bundle, tty=program.tty, scope=program.scope),
                 cwd=str(program.bundle),
                 tty=program.tty,
                 open_stdin=program.open_stdin,
@@ -217,6 +219,7 @@ async def launch(
                 key=record.id,
                 bundle=where,
                 cgroup=cgroup_of(record),
+                scope=record.cgroup_driver == "systemd",
                 runtime=runtime,
                 tty=record.config.tty,
                 open_stdin=record.config.open_stdin,
@@ -246,7 +249,7 @@ def directory_of(config: Config, container_id: str) -> Path:
 
 def cgroup_of(record: ContainerRecord) -> str:
     """A container's control group, from the root of each hierarchy."""
-    return cgroups.path(record.id, record.parent_cgroup)
+    return cgroups.path(record.id, record.parent_cgroup, record.cgroup_driver)
 
 
 def runtime_of(record: ContainerRecord, parts: Parts) -> Runtime:
@@ -281,9 +284,14 @@ def _with_peers(record: ContainerRecord, joined: sharing.Joined, peers: Peers) -
 
 
 def _with_defaults(record: ContainerRecord, parts: Parts) -> ContainerRecord:
-    """The record with the operator's parent of its cgroup, as of now."""
-    parent = parts.defaults.cgroup_parent
-    return record if record.cgroup_parent == parent else msgspec.structs.replace(record, cgroup_parent=parent)
+    """The record with the operator's parent and driver of its cgroup, as of now. Raises
+    InvalidParameter if its own parent does not suit the driver.
+    """
+    parent, driver = parts.defaults.cgroup_parent, parts.defaults.cgroup_driver
+    check_cgroup_parent(record.host.cgroup_parent, driver)
+    if (record.cgroup_parent, record.cgroup_driver) == (parent, driver):
+        return record
+    return msgspec.structs.replace(record, cgroup_parent=parent, cgroup_driver=driver)
 
 
 async def _join_network(
@@ -350,7 +358,7 @@ async def oom_killed(record: ContainerRecord, parts: Parts) -> bool:
     if not host.memory:
         return False
     try:
-        return await asyncio.to_thread(parts.cgroups.oom_killed, record.id, record.parent_cgroup)
+        return await asyncio.to_thread(parts.cgroups.oom_killed, cgroup_of(record))
     except (OSError, EngineError) as error:
         _log.error("container %s: cannot find out whether it ran out of memory: %s", record.id, words(error))
         return False

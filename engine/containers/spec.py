@@ -28,7 +28,7 @@ from engine.containers.limits import check_exec, cpu_time, default_memory_swap, 
 from engine.containers.store import ContainerRecord, MountOptions
 from engine.errors import InvalidParameter
 from engine.networks.sandboxes import SETTINGS
-from engine.runtime import capabilities, cdi, cgroups, features, init, seccomp
+from engine.runtime import capabilities, cdi, cgroups, features, init, scopes, seccomp
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.runtime.users import Identity
@@ -97,6 +97,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
     wanted = security.parse(host.security_opt or ())
     filter_: msgspec.Raw | None = None
     annotations: dict[str, str] = {}
+    of_cgroup = scopes.ANNOTATIONS if record.cgroup_driver == "systemd" else {}
     if wanted.profile is not None:
         filter_ = seccomp.section(wanted.profile, granted)
     elif (filters := _filters(wanted, host, place.defaults)) is not None:
@@ -143,7 +144,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
         linux=oci.Linux(
             namespaces=_namespaces(host, place),
             devices=[device for device, _ in nodes],
-            cgroups_path=cgroups.path(record.id, record.parent_cgroup),
+            cgroups_path=cgroups.oci_path(record.id, record.parent_cgroup, record.cgroup_driver),
             resources=_resources(host, place.cgroups, [*(rule for _, rule in nodes if rule), *devices.rules(host)]),
             rootfs_propagation=rootfs_propagation(
                 [*(each.propagation for each in record.mounts), *_shared_tmpfs(host, place.runtime)]
@@ -153,7 +154,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
             masked_paths=() if host.privileged else _paths(host.masked_paths, security.MASKED_PATHS),
             readonly_paths=_readonly_paths(host, place.cgroups, seen),
         ),
-        annotations={**(host.annotations or {}), **annotations},
+        annotations={**(host.annotations or {}), **annotations, **of_cgroup},
     )
 
 

@@ -104,6 +104,8 @@ class ContainerRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True,
     """
     cgroup_parent: str = ""
     """The operator's default, as of its last start, which holds where its HostConfig has none."""
+    cgroup_driver: str = ""
+    """As of its last start, a `scopes.Driver`; empty: cgroupfs."""
     networks: dict[str, EndpointSettings] = msgspec.field(default_factory=dict)
     """By network name: the requested settings and, while the container runs, its addresses."""
     macs: dict[str, str] = {}

@@ -1,7 +1,8 @@
 """This host's cgroup hierarchies (v1, v2 or hybrid), and the engine's own operations on them.
 
-The OCI runtime makes the cgroups of containers. Here: the limits that the kernel supports, OOM
-kills, the processes of a cgroup, and removal, also after a crash.
+The OCI runtime makes the cgroups of containers, itself or by systemd (`scopes.py`). Here: the
+limits that the kernel supports, OOM kills, the processes of a cgroup, and removal, also after a
+crash.
 Rules: cgroups(7); kernel documents cgroup-v1/memory.txt and cgroup-v2.rst.
 
 Owns nothing on disk. Not here: counters (`_fast/cgroup`), limits (`containers/spec.py`).
@@ -23,6 +24,8 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from engine.runtime import scopes
 
 PARENT = "/engined"
 """Parent cgroup of containers without CgroupParent, in every hierarchy."""
@@ -293,12 +296,12 @@ class Cgroups(msgspec.Struct, frozen=True):
         if directory is not None:
             (directory / (file_v1 if v1 else file_v2)).write_text(f"{major}:{minor} {0 if v1 else none_v2}")
 
-    def oom_killed(self, container_id: str, cgroup_parent: str = "") -> bool:
-        """True if the kernel killed a process of this container for its memory limit.
+    def oom_killed(self, cgroup: str) -> bool:
+        """True if the kernel killed a process of this cgroup for its memory limit.
 
         False once the cgroup is gone.
         """
-        directory = self.directory("memory", path(container_id, cgroup_parent))
+        directory = self.directory("memory", cgroup)
         if directory is None:
             return False
         name = "memory.oom_control" if "memory" in self.controllers else "memory.events"
@@ -398,14 +401,15 @@ class Cgroups(msgspec.Struct, frozen=True):
             time.sleep(_KILL_PAUSE)
 
     def children(self, parent: str = PARENT) -> frozenset[str]:
-        """Names of the cgroups directly below `parent` in any hierarchy: the ids of containers that
-        are running or have left a cgroup behind.
+        """Ids of the containers that have a cgroup directly below `parent` in any hierarchy: they
+        are running or have left it behind. Cgroups of others are given by their names.
         """
         names: set[str] = set()
         for root in self.roots():
             try:
                 with os.scandir(root + parent) as entries:
-                    names.update(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                    found = (entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+                    names.update(map(scopes.container_id, found))
             except FileNotFoundError:
                 continue
         return frozenset(names)
@@ -521,16 +525,31 @@ def _kernel(release: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def path(container_id: str, cgroup_parent: str = "") -> str:
-    """The cgroup of a container, absolute from the root of each hierarchy, as
-    `linux.cgroupsPath` wants it.
-    """
-    return f"{parent(cgroup_parent)}/{container_id}"
+def path(container_id: str, cgroup_parent: str = "", driver: str = "cgroupfs") -> str:
+    """The cgroup of a container, absolute from the root of each hierarchy."""
+    name = scopes.scope(container_id) if driver == "systemd" else container_id
+    return f"{parent(cgroup_parent, driver)}/{name}"
 
 
-def parent(cgroup_parent: str) -> str:
-    """The cgroup path of a CgroupParent: absolute, and the engine's own when it is empty."""
+def parent(cgroup_parent: str, driver: str = "cgroupfs") -> str:
+    """The cgroup path of a CgroupParent: absolute, and the driver's own when it is empty."""
+    if driver == "systemd":
+        return scopes.directory(cgroup_parent or scopes.SLICE)
     return "/" + cgroup_parent.strip("/") if cgroup_parent.strip("/") else PARENT
+
+
+def oci_path(container_id: str, cgroup_parent: str, driver: str) -> str:
+    """`linux.cgroupsPath` of a container."""
+    if driver == "systemd":
+        return scopes.oci_path(container_id, cgroup_parent or scopes.SLICE)
+    return path(container_id, cgroup_parent)
+
+
+def of_oci_path(container_id: str, oci_path: str) -> str:
+    """The cgroup of a container whose configuration has this `linux.cgroupsPath`."""
+    if oci_path.count(":") == 2 and not oci_path.startswith("/"):
+        return path(container_id, oci_path.partition(":")[0], "systemd")
+    return oci_path or path(container_id)
 
 
 _MARK = "trusted.engined"

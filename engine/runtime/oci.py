@@ -144,9 +144,16 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def run_argv(
-        self, key: str, *, bundle: Path, pid_file: Path | str = PID, log: Path | str = LOG, tty: bool = False
+        self,
+        key: str,
+        *,
+        bundle: Path,
+        pid_file: Path | str = PID,
+        log: Path | str = LOG,
+        tty: bool = False,
+        scope: bool = False,
     ) -> tuple[str, ...]:
-        """Create and start a container.
+        """Create and start a container. `scope`: in a scope of systemd.
 
         The container gets no session keyring of its own, because keys have a quota per user that a
         dense host exhausts.
@@ -154,7 +161,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
         console = ("--console-socket", CONSOLE) if tty else ()
         keyring = ("--no-new-keyring",) if self.implementation in _KNOWN else ()
         return (
-            *self._command("run", log=log),
+            *self._command("run", log=log, scope=scope),
             *("--detach", *keyring, *self._pivot, "--bundle", str(bundle), "--pid-file", str(pid_file)),
             *(*console, key),
         )
@@ -258,9 +265,10 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     def _pivot(self) -> tuple[str, ...]:
         return ("--no-pivot",) if self.no_pivot else ()
 
-    def _command(self, verb: str, *, log: Path | str = "") -> tuple[str, ...]:
+    def _command(self, verb: str, *, log: Path | str = "", scope: bool = False) -> tuple[str, ...]:
         logging_options = ("--log", str(log), "--log-format", "json") if log else ()
-        return (*self.command, "--root", self.root, *logging_options, verb)
+        driver = ("--systemd-cgroup",) if scope else ()
+        return (*self.command, "--root", self.root, *driver, *logging_options, verb)
 
     async def _call(self, verb: str, *arguments: str, stdin: bytes = b"") -> bytes:
         key = arguments[-1]

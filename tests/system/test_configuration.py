@@ -298,7 +298,7 @@ ROWS = (
         lambda seen: seen.info["CgroupDriver"],
         "cgroupfs",
         invalid=["native.cgroupdriver=other"],
-        refusal="'native.cgroupdriver=other': must be native.cgroupdriver=cgroupfs",
+        refusal="'native.cgroupdriver=other': must be native.cgroupdriver=cgroupfs or native.cgroupdriver=systemd",
         compared=("info.CgroupDriver", "info.CgroupVersion"),
     ),
     Row(

@@ -25,7 +25,7 @@ from engine.containers import security, spec
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.runtime import capabilities, oci, users
-from engine.runtime.cgroups import Cgroups
+from engine.runtime.cgroups import PARENT, Cgroups
 from engine.runtime.oci import Runtime
 from engine.system import mounts
 from engine.wire import oci as wire
@@ -516,7 +516,7 @@ def test_verbs(box: Box) -> None:
         )
         await asyncio.to_thread(subprocess.run, argv, stdin=subprocess.DEVNULL, check=True)
         until(lambda: (box.rootfs / "tmp/out").exists() and (box.rootfs / "tmp/out").read_text() == "1000\n")
-        assert not HIERARCHIES.oom_killed(record.id)
+        assert not HIERARCHIES.oom_killed(f"{PARENT}/{record.id}")
         await runtime.kill(record.id, 9)
         until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1])
         await runtime.delete(record.id)
@@ -533,7 +533,7 @@ def test_oom_is_seen(box: Box) -> None:
         "dd if=/dev/zero of=/dev/shm/big bs=1M count=60; sleep 600", memory=16 << 20, memory_swap=16 << 20
     )
     box.start(record)
-    until(lambda: HIERARCHIES.oom_killed(record.id))
+    until(lambda: HIERARCHIES.oom_killed(f"{PARENT}/{record.id}"))
 
 
 def test_console_goes_into_the_argv(box: Box) -> None:

@@ -366,7 +366,7 @@ class Cgroups:
     def support(self) -> Support:
         return Support()
 
-    def oom_killed(self, container_id: str, parent: str = "") -> bool:
+    def oom_killed(self, cgroup: str) -> bool:
         return False
 
     def children(self, parent: str = "") -> frozenset[str]:

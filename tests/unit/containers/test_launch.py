@@ -51,7 +51,7 @@ def test_the_rest_of_a_shared_pid_namespace_ends_with_the_first_process(mode: st
         seen.append(cgroup)
         done.set()
 
-    record: Any = SimpleNamespace(id="c", parent_cgroup="", host=SimpleNamespace(pid_mode=mode))
+    record: Any = SimpleNamespace(id="c", parent_cgroup="", cgroup_driver="", host=SimpleNamespace(pid_mode=mode))
     parts: Any = SimpleNamespace(cgroups=SimpleNamespace(kill=kill))
 
     child = subprocess.Popen(["true"])

@@ -83,7 +83,7 @@ def test_paths() -> None:
 
 def test_oom(tmp_path: Path) -> None:
     v1 = host(tmp_path, *V1)
-    assert not v1.oom_killed("gone")
+    assert not v1.oom_killed("/engined/gone")
     directory = tmp_path / "memory/engined/abc"
     directory.mkdir(parents=True)
     for text, killed in (
@@ -91,12 +91,12 @@ def test_oom(tmp_path: Path) -> None:
         ("oom_kill_disable 1\noom_kill 3\n", True),
     ):
         (directory / "memory.oom_control").write_text(text)
-        assert v1.oom_killed("abc") is killed
+        assert v1.oom_killed("/engined/abc") is killed
     v2 = host(tmp_path, V2, kept="memory")
     other = tmp_path / "unified/parent/abc"
     other.mkdir(parents=True)
     (other / "memory.events").write_text("low 0\nhigh 0\nmax 5\noom 1\noom_kill 1\noom_group_kill 0\n")
-    assert v2.oom_killed("abc", "parent")
+    assert v2.oom_killed("/parent/abc")
 
 
 def test_the_last_engine_removes_the_parent(tmp_path: Path) -> None:

@@ -1,0 +1,187 @@
+"""The systemd cgroup driver on a host whose process 1 is systemd: units, limits that outlast a
+reload of systemd, and what happens when the driver changes or the daemon dies."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.runtime import scopes
+from engine.runtime.cgroups import Cgroups
+from tests.support.engine.harness import TempEngine, until
+
+pytestmark = pytest.mark.skipif(not scopes.BOOTED.is_dir(), reason="systemd is not process 1")
+
+HIERARCHIES = Cgroups.detect()
+SYSTEMD = ("--exec-opt", "native.cgroupdriver=systemd")
+CGROUPFS = ("--exec-opt", "native.cgroupdriver=cgroupfs")
+
+
+@pytest.fixture(scope="module", params=["crun", "runc"])
+def systemd(request: pytest.FixtureRequest) -> Iterator[TempEngine]:
+    with TempEngine(*SYSTEMD, "--runtime", request.param) as engine:
+        engine.load_busybox()
+        yield engine
+
+
+def show(container: str, *names: str) -> dict[str, str]:
+    """Properties of a container's unit."""
+    argv = ["systemctl", "show", scopes.scope(container), "--property", ",".join(names)]
+    text = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return dict(line.split("=", 1) for line in text.splitlines())
+
+
+def cgroup(engine: TempEngine, container: str) -> str:
+    """That of a container's first process."""
+    pid = engine.inspect(container)["State"]["Pid"]
+    return Path(f"/proc/{pid}/cgroup").read_text().splitlines()[-1].split(":", 2)[2]
+
+
+def limit(engine: TempEngine, container: str, controller: str, file: str) -> str:
+    """The content of a file of its cgroup, by the name that v2 has."""
+    v1 = {"memory.max": "memory.limit_in_bytes"}
+    directory = HIERARCHIES.directory(controller, cgroup(engine, container))
+    assert directory is not None
+    return (directory / (v1.get(file, file) if HIERARCHIES.controllers else file)).read_text().strip()
+
+
+def gone(container: str) -> bool:
+    return show(container, "LoadState", "ActiveState") == {"LoadState": "not-found", "ActiveState": "inactive"}
+
+
+def reload_systemd() -> None:
+    subprocess.run(["systemctl", "daemon-reload"], check=True)
+
+
+def test_info_names_the_driver(systemd: TempEngine) -> None:
+    assert systemd.request("GET", "/v1.44/info").json()["CgroupDriver"] == "systemd"
+
+
+def test_the_default_is_systemd_with_cgroup_v2_alone() -> None:
+    with TempEngine() as engine:
+        wanted = "systemd" if HIERARCHIES.mode == "v2" else "cgroupfs"
+        assert engine.request("GET", "/v1.44/info").json()["CgroupDriver"] == wanted
+
+
+def test_a_container_is_a_scope_while_it_runs(systemd: TempEngine) -> None:
+    container = systemd.started("sleep", "600")
+    assert show(container, "ActiveState", "Slice", "Delegate") == {
+        "ActiveState": "active",
+        "Slice": "system.slice",
+        "Delegate": "yes",
+    }
+    assert cgroup(systemd, container) == f"/system.slice/docker-{container}.scope"
+    systemd.docker("exec", container, "true")
+    systemd.docker("pause", container)
+    systemd.docker("unpause", container)
+    assert "sleep 600" in systemd.docker("top", container).out
+    memory = systemd.request("GET", f"/v1.44/containers/{container}/stats?stream=false").json()["memory_stats"]
+    assert memory["usage"] > 0
+    systemd.docker("kill", container)
+    until("the scope is gone", lambda: gone(container))
+    systemd.docker("start", container)
+    assert show(container, "ActiveState") == {"ActiveState": "active"}
+    systemd.docker("rm", "-f", container)
+    until("the scope is gone", lambda: gone(container))
+
+
+def test_limits_outlast_a_reload_of_systemd(systemd: TempEngine) -> None:
+    host = {"Memory": 64 << 20, "PidsLimit": 50, "NanoCpus": 500_000_000, "CpuShares": 512}
+    container = systemd.started("sleep", "600", host=host)
+
+    def limits() -> tuple[str, str]:
+        return limit(systemd, container, "memory", "memory.max"), limit(systemd, container, "pids", "pids.max")
+
+    assert limits() == (str(64 << 20), "50")
+    reload_systemd()
+    assert limits() == (str(64 << 20), "50")
+    systemd.docker("update", "--memory", "96m", "--memory-swap", "96m", "--pids-limit", "70", container)
+    assert limits() == (str(96 << 20), "70")
+    reload_systemd()
+    assert limits() == (str(96 << 20), "70")
+
+
+def test_limits_that_are_lifted_do_not_come_back(systemd: TempEngine) -> None:
+    container = systemd.started("sleep", "600", host={"PidsLimit": 50, "CpuQuota": 50_000})
+    systemd.docker("update", "--pids-limit", "-1", "--cpu-quota", "-1", container)
+    for _ in range(2):
+        assert limit(systemd, container, "pids", "pids.max") == "max"
+        if HIERARCHIES.mode == "v2":
+            assert limit(systemd, container, "cpu", "cpu.max").split()[0] == "max"
+        reload_systemd()
+
+
+def test_an_out_of_memory_kill_is_reported(systemd: TempEngine) -> None:
+    container = systemd.started("sh", "-c", "tail /dev/zero", host={"Memory": 16 << 20, "MemorySwap": 16 << 20})
+    assert systemd.wait(container) != 0
+    assert systemd.inspect(container)["State"]["OOMKilled"] is True
+    until("the scope is gone", lambda: gone(container))
+
+
+def test_a_process_that_is_killed_for_memory_leaves_the_others(systemd: TempEngine) -> None:
+    command = "tail /dev/zero; echo $? >&2; sleep 600"
+    container = systemd.started("sh", "-c", command, host={"Memory": 16 << 20, "MemorySwap": 16 << 20})
+    until("it goes on", lambda: b"137" in systemd.logs(container))
+    assert systemd.inspect(container)["State"]["Running"] is True
+
+
+def test_parents_are_slices(systemd: TempEngine) -> None:
+    container = systemd.started("sleep", "600", host={"CgroupParent": "engined-test.slice"})
+    assert cgroup(systemd, container) == f"/engined.slice/engined-test.slice/docker-{container}.scope"
+    systemd.docker("rm", "-f", container)
+    body = {"Image": "busybox", "HostConfig": {"CgroupParent": "/engined/test"}}
+    answer = systemd.request("POST", "/v1.44/containers/create", body)
+    assert answer.status == 400
+    assert answer.json()["message"] == (
+        "CgroupParent: '/engined/test': cgroup-parent for systemd cgroup should be a valid slice named as \"xxx.slice\""
+    )
+
+
+def test_a_build_runs_in_scopes(systemd: TempEngine, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("FROM busybox\nRUN sleep 600\n")
+    build = subprocess.Popen(
+        ["docker", "build", "--cgroup-parent", "enginedbuild.slice", str(tmp_path)],
+        env={**systemd.environment, "DOCKER_BUILDKIT": "0"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def scopes_of_build() -> frozenset[str]:
+        return HIERARCHIES.children("/enginedbuild.slice")
+
+    try:
+        until("RUN is in the slice", scopes_of_build)
+    finally:
+        build.kill()
+        build.wait()
+    until("its scope is gone", lambda: not scopes_of_build())
+
+
+def test_containers_outlast_daemons_and_a_change_of_the_driver() -> None:
+    engine = TempEngine(*SYSTEMD)
+    with engine:
+        engine.load_busybox()
+        in_scope = engine.started("sleep", "600")
+        engine.kill9()
+        engine.arguments = CGROUPFS
+        engine.start()
+        in_group = engine.started("sleep", "600")
+        assert cgroup(engine, in_scope).endswith(f"/docker-{in_scope}.scope")
+        assert cgroup(engine, in_group) == f"/engined/{in_group}"
+        engine.docker("update", "--pids-limit", "33", in_scope)
+        assert show(in_scope, "TasksMax") == {"TasksMax": "33"}
+        engine.kill9()
+        engine.arguments = SYSTEMD
+        engine.start()
+        engine.docker("restart", "-t", "0", in_scope, in_group)
+        for container in (in_scope, in_group):
+            assert cgroup(engine, container) == f"/system.slice/docker-{container}.scope"
+        engine.kill9()
+        engine.kill_monitor()
+        engine.start()
+        engine.docker("rm", "-f", in_scope, in_group)
+        for container in (in_scope, in_group):
+            until("the scope is gone", lambda container=container: gone(container))
