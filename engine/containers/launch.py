@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from engine.config import Config
-from engine.containers import bundle, extra_mounts, image_mounts, log_plan, mount_points, sharing
+from engine.containers import bundle, extra_mounts, image_mounts, log_plan, mount_points, sharing, spec
 from engine.containers.body import check_cgroup_parent, has_ipv6
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.parts import Parts, Peers
@@ -34,7 +34,7 @@ from engine.logs.targets import Target
 from engine.monitor.handles import Process
 from engine.networks.attachments import Joined
 from engine.networks.publishing import Request
-from engine.runtime import cgroups
+from engine.runtime import cgroups, scopes
 from engine.runtime.oci import Runtime
 from engine.system import host_paths, limits
 from engine.system.files import remove_tree
@@ -238,6 +238,8 @@ async def launch(
             if record.host.blkio_weight and parts.cgroups.weighs_by_bfq:
                 with contextlib.suppress(OSError):  # it has ended
                     await asyncio.to_thread(parts.cgroups.set_weight, program.cgroup, record.host.blkio_weight)
+            if program.scope:
+                await asyncio.to_thread(_tell_systemd_lists, record, parts)
         yield Launched(process, record, tuple(stubs))
         undo.pop_all()
 
@@ -250,6 +252,23 @@ def directory_of(config: Config, container_id: str) -> Path:
 def cgroup_of(record: ContainerRecord) -> str:
     """A container's control group, from the root of each hierarchy."""
     return cgroups.path(record.id, record.parent_cgroup, record.cgroup_driver)
+
+
+def tell_systemd(record: ContainerRecord, parts: Parts) -> None:
+    """Make the limits of a container in a scope properties of the scope. Blocks on systemd, and
+    reads the numbers of devices from the paths that clients named. Raises OSError.
+    """
+    scopes.change(record.id, spec.resources(record.host, parts.cgroups))
+
+
+def _tell_systemd_lists(record: ContainerRecord, parts: Parts) -> None:
+    limits = spec.resources(record.host, parts.cgroups)
+    if scopes.has_lists(limits):
+        try:
+            scopes.change(record.id, limits)
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # it has ended
+                _log.warning("container %s: systemd's next reload resets its limits: %s", record.id, words(error))
 
 
 def runtime_of(record: ContainerRecord, parts: Parts) -> Runtime:

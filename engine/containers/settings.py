@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import logging
 from collections.abc import Callable
 
@@ -27,7 +26,6 @@ from engine.containers.lifecycle import Verb
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, reason_with_file
 from engine.networks.endpoints import with_names
 from engine.networks.requested import mac_address
-from engine.runtime import scopes
 from engine.runtime.cgroups import Support
 from engine.system.threads import whole
 from engine.wire import oci
@@ -295,14 +293,18 @@ async def _apply(container: Container, before: HostConfig, after: HostConfig, su
         await _lifted(f"limit of {major}:{minor}", parts.cgroups.lift_device, cgroup, field, major, minor)
     if resources is None:
         return
-    lift = functools.partial(parts.cgroups.lift, cgroup)
-    if container.record.cgroup_driver == "systemd":
-        lift = functools.partial(scopes.lift, container.id)
     if resources.cpu is not None and resources.cpu.quota == limits.NO_QUOTA:
-        await _lifted("CPU quota", lift, "cpu")
+        await _lifted("CPU quota", parts.cgroups.lift, cgroup, "cpu")
     if resources.pids is not None and resources.pids.limit == limits.NO_LIMIT:
-        await _lifted("limit of processes", lift, "pids")
+        await _lifted("limit of processes", parts.cgroups.lift, cgroup, "pids")
     await launch.runtime_of(container.record, parts).update(container.id, resources)
+    if container.record.cgroup_driver == "systemd":
+        await _lifted(
+            "former limits of systemd",
+            launch.tell_systemd,
+            msgspec.structs.replace(container.record, host=after),
+            parts,
+        )
 
 
 def _differences(

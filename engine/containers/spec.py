@@ -97,7 +97,6 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
     wanted = security.parse(host.security_opt or ())
     filter_: msgspec.Raw | None = None
     annotations: dict[str, str] = {}
-    of_cgroup = scopes.ANNOTATIONS if record.cgroup_driver == "systemd" else {}
     if wanted.profile is not None:
         filter_ = seccomp.section(wanted.profile, granted)
     elif (filters := _filters(wanted, host, place.defaults)) is not None:
@@ -111,6 +110,8 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
     named = list(devices.requested(place.edits, user))
     replaced = {node.path for node, _ in named}
     nodes = [pair for pair in devices.nodes(host) if pair[0].path not in replaced] + named
+    limits = resources(host, place.cgroups, [*(rule for _, rule in nodes if rule), *devices.rules(host)])
+    of_cgroup = scopes.unit_annotations(limits) if record.cgroup_driver == "systemd" else {}
     variables = environment(
         (*record.link_environment, *(config.env or ()), *place.environment, *place.edits.env),
         config.hostname,
@@ -145,7 +146,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
             namespaces=_namespaces(host, place),
             devices=[device for device, _ in nodes],
             cgroups_path=cgroups.oci_path(record.id, record.parent_cgroup, record.cgroup_driver),
-            resources=_resources(host, place.cgroups, [*(rule for _, rule in nodes if rule), *devices.rules(host)]),
+            resources=limits,
             rootfs_propagation=rootfs_propagation(
                 [*(each.propagation for each in record.mounts), *_shared_tmpfs(host, place.runtime)]
             ),
@@ -535,7 +536,10 @@ def _sysctls(record: ContainerRecord, place: Place) -> dict[str, str]:
 # --- resources ------------------------------------------------------------------------------------
 
 
-def _resources(host: HostConfig, hierarchies: Cgroups, own: Iterable[oci.DeviceRule]) -> oci.Resources:
+def resources(host: HostConfig, hierarchies: Cgroups, own: Iterable[oci.DeviceRule] = ()) -> oci.Resources:
+    """The limits of a container. `own`: rules for its devices. Reads the numbers of devices from
+    the paths that clients named.
+    """
     rules = devices.PRIVILEGED_RULES if host.privileged else (*devices.DEFAULT_RULES, *own)
     swap = host.memory_swap if hierarchies.swap_accounting else 0
     if host.memory and not swap and hierarchies.swap_accounting:

@@ -48,6 +48,11 @@ def limit(engine: TempEngine, container: str, controller: str, file: str) -> str
     return (directory / (v1.get(file, file) if HIERARCHIES.controllers else file)).read_text().strip()
 
 
+def update(engine: TempEngine, container: str, **limits: int) -> None:
+    answer = engine.request("POST", f"/v1.44/containers/{container}/update", limits)
+    assert answer.status == 200, answer
+
+
 def gone(container: str) -> bool:
     return show(container, "LoadState", "ActiveState") == {"LoadState": "not-found", "ActiveState": "inactive"}
 
@@ -98,15 +103,51 @@ def test_limits_outlast_a_reload_of_systemd(systemd: TempEngine) -> None:
     assert limits() == (str(64 << 20), "50")
     reload_systemd()
     assert limits() == (str(64 << 20), "50")
-    systemd.docker("update", "--memory", "96m", "--memory-swap", "96m", "--pids-limit", "70", container)
+    update(systemd, container, Memory=96 << 20, MemorySwap=96 << 20, PidsLimit=70)
     assert limits() == (str(96 << 20), "70")
     reload_systemd()
     assert limits() == (str(96 << 20), "70")
 
 
+def test_a_container_without_limits_gets_none(systemd: TempEngine) -> None:
+    container = systemd.started("sleep", "600")
+    for _ in range(2):
+        assert limit(systemd, container, "memory", "memory.max") in ("max", "9223372036854771712")
+        assert limit(systemd, container, "pids", "pids.max") == "max"
+        reload_systemd()
+
+
+@pytest.mark.skipif(HIERARCHIES.mode != "v2", reason="v1 has other files")
+def test_all_limits_outlast_a_reload_of_systemd(systemd: TempEngine) -> None:
+    host = {
+        **{"Memory": 64 << 20, "MemorySwap": 80 << 20, "MemoryReservation": 32 << 20, "PidsLimit": 50},
+        **{"CpuPeriod": 50_000, "CpuQuota": 12_345, "CpuShares": 512, "CpusetCpus": "1", "CpusetMems": "0"},
+        **{"BlkioWeight": 300, "BlkioDeviceReadBps": [{"Path": "/dev/vda", "Rate": 1 << 20}]},
+        **{"BlkioDeviceWriteIOps": [{"Path": "/dev/vda", "Rate": 77}]},
+    }
+    container = systemd.started("sleep", "600", host=host)
+    files = "memory.max memory.swap.max memory.low pids.max cpu.max cpu.weight cpuset.cpus cpuset.mems io.max"
+
+    def limits() -> dict[str, str]:
+        return {file: limit(systemd, container, file.partition(".")[0], file) for file in files.split()}
+
+    before = limits()
+    quota, period = before.pop("cpu.max").split()
+    assert abs(int(quota) - 12_345) <= 5 and period == "50000"
+    assert before.pop("cpu.weight") in ("20", "59"), "by the conversion of the runtime"
+    assert (before["memory.max"], before["memory.swap.max"]) == (str(64 << 20), str(16 << 20))
+    assert (before["memory.low"], before["pids.max"], before["cpuset.cpus"]) == (str(32 << 20), "50", "1")
+    assert "rbps=1048576" in before["io.max"] and "wiops=77" in before["io.max"]
+    reload_systemd()
+    after = limits()
+    assert abs(int(after.pop("cpu.max").split()[0]) - 12_345) <= 5
+    assert after.pop("cpu.weight") == "20"
+    assert after == before
+
+
 def test_limits_that_are_lifted_do_not_come_back(systemd: TempEngine) -> None:
     container = systemd.started("sleep", "600", host={"PidsLimit": 50, "CpuQuota": 50_000})
-    systemd.docker("update", "--pids-limit", "-1", "--cpu-quota", "-1", container)
+    update(systemd, container, PidsLimit=-1, CpuQuota=-1)
     for _ in range(2):
         assert limit(systemd, container, "pids", "pids.max") == "max"
         if HIERARCHIES.mode == "v2":
@@ -171,7 +212,7 @@ def test_containers_outlast_daemons_and_a_change_of_the_driver() -> None:
         in_group = engine.started("sleep", "600")
         assert cgroup(engine, in_scope).endswith(f"/docker-{in_scope}.scope")
         assert cgroup(engine, in_group) == f"/engined/{in_group}"
-        engine.docker("update", "--pids-limit", "33", in_scope)
+        update(engine, in_scope, PidsLimit=33)
         assert show(in_scope, "TasksMax") == {"TasksMax": "33"}
         engine.kill9()
         engine.arguments = SYSTEMD

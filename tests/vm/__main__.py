@@ -9,6 +9,7 @@ Needs root, and this host's access to Debian's mirror and PyPI. KVM is used if i
 emulation, which is about ten times slower; ENGINED_TEST_PATIENCE then scales the tests' waits.
 
     python -m tests.vm [PART …]        parts: see PARTS; default all
+    python -m tests.vm --suite trixie  Debian 13; default bookworm, Debian 12
     python -m tests.vm --jobs 2 …      so many machines at once
     python -m tests.vm --build         only the disk image
     python -m tests.vm -- ARGUMENTS    one part: pytest with these arguments
@@ -30,11 +31,12 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
 WORK = Path(os.environ.get("ENGINED_VM_DIRECTORY", "/var/tmp/engined-vm"))
-"""Directory of the disk image and the results. Outside of the repository, because it takes some
-gigabytes.
+"""A directory of each suite's disk image and results. Outside of the repository, because they take
+some gigabytes.
 """
 
-SUITE = "bookworm"
+SUITES = {"bookworm": "3.11", "trixie": "3.13"}
+"""Debian's releases, and the version of their Python."""
 PACKAGES = (
     *("linux-image-amd64", "systemd-sysv", "dbus", "udev", "kmod", "initramfs-tools", "apparmor", "nftables"),
     *("python3", "python3-venv", "python3-dev", "docker.io", "docker-compose", "iptables"),
@@ -56,6 +58,7 @@ PARTS = {
     "api-3": tuple(f"tests/api/test_{letter}*.py" for letter in "opqrstuvwxyz"),
     "system-1": tuple(f"tests/system/test_{letter}*.py" for letter in "abcdefghijklm"),
     "system-2": tuple(f"tests/system/test_{letter}*.py" for letter in "nopqrstuvwxyz"),
+    "clients": ("tests/clients",),
 }
 """The parts of the tests. Each takes an hour at most under emulation."""
 
@@ -67,6 +70,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vm", description="The tests in a virtual machine.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} [all]")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="machines at once [1]")
+    parser.add_argument("--suite", choices=SUITES, default="bookworm", help="Debian's release [bookworm]")
     parser.add_argument("--build", action="store_true", help="only build the disk image")
     arguments, words = sys.argv[1:], []
     if "--" in arguments:
@@ -77,14 +81,14 @@ def main() -> int:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     if os.geteuid() != 0:
         parser.error("must run as root: mmdebstrap makes a root file system with its owners")
-    WORK.mkdir(parents=True, exist_ok=True)
-    build()
+    machine = Machine(chosen.suite)
+    machine.build()
     if chosen.build:
         return 0
     jobs = {"chosen": words} if words else {name: _files(PARTS[name]) for name in chosen.parts or PARTS}
     cores = max(2, (os.cpu_count() or 1) // chosen.jobs)  # tests of cpusets want two
     with ThreadPoolExecutor(chosen.jobs) as machines:
-        return max(machines.map(lambda job: run(*job, cores), jobs.items()))
+        return max(machines.map(lambda job: machine.run(job[0], job[1], cores), jobs.items()))
 
 
 def _files(patterns: tuple[str, ...]) -> list[str]:
@@ -93,96 +97,168 @@ def _files(patterns: tuple[str, ...]) -> list[str]:
     return found
 
 
-# --- the image ------------------------------------------------------------------------------------
+class Machine:
+    """A virtual machine with a release of Debian."""
 
+    def __init__(self, suite: str) -> None:
+        self.suite = suite
+        self.directory = WORK / suite
 
-def build() -> None:
-    """Make root file system, kernel and disk image in WORK.
+    # --- the image ---
 
-    The Debian part is kept until .ci/packages changes.
-    """
-    lines = (REPOSITORY / ".ci/packages").read_text().splitlines()
-    wanted = [line.split()[0] for line in lines if line and line[0] != "#"]
-    base, stamp = WORK / "base.tar", WORK / "base.packages"
-    names = ",".join(sorted({*wanted, *PACKAGES}))
-    if not base.exists() or not stamp.exists() or stamp.read_text() != names:
-        _say("building a Debian root with mmdebstrap")
-        sources = next(
-            path
-            for path in map(Path, ("/etc/apt/sources.list.d/debian.sources", "/etc/apt/sources.list"))
-            if path.exists()
-        )
-        command = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={names}"]
-        # Packages of services must not start them in the guest: it runs nothing but the tests.
-        command += [
-            "--customize-hook=systemctl --root=$1 mask "
-            "docker.service docker.socket containerd.service docker-registry.service"
-        ]
-        subprocess.run([*command, SUITE, base, sources], check=True, stdout=sys.stderr)
-        stamp.write_text(names)
-    _say("installing this checkout into it")
-    root = Path(tempfile.mkdtemp(prefix="root", dir=WORK))
-    try:
-        subprocess.run(["tar", "-xf", base, "--numeric-owner", "--xattrs", "-C", root], check=True)
-        _install(root)
-        for name, pattern in (("vmlinuz", "vmlinuz-*"), ("initrd", "initrd.img-*")):
-            shutil.copy(next(iter((root / "boot").glob(pattern))), WORK / name)
-        image = WORK / "disk.ext4"
-        image.unlink(missing_ok=True)
-        subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", root, image, DISK], check=True)
-    finally:
-        subprocess.run(["rm", "-rf", "--one-file-system", root], check=True)
+    def build(self) -> None:
+        """Make root file system, kernel and disk image.
 
+        The Debian part is kept until .ci/packages changes.
+        """
+        lines = (REPOSITORY / ".ci/packages").read_text().splitlines()
+        wanted = [line.split()[0] for line in lines if line and line[0] != "#"]
+        base, stamp = self.directory / "base.tar", self.directory / "base.packages"
+        self.directory.mkdir(parents=True, exist_ok=True)
+        names = ",".join(sorted({*wanted, *PACKAGES}))
+        if not base.exists() or not stamp.exists() or stamp.read_text() != names:
+            _say("building a Debian root with mmdebstrap")
+            command = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={names}"]
+            # Packages of services must not start them in the guest: it runs nothing but the tests.
+            command += [
+                "--customize-hook=systemctl --root=$1 mask "
+                "docker.service docker.socket containerd.service docker-registry.service firewalld.service"
+            ]
+            subprocess.run([*command, self.suite, base, _mirror()], check=True, stdout=sys.stderr)
+            stamp.write_text(names)
+        _say("installing this checkout into it")
+        root = Path(tempfile.mkdtemp(prefix="root", dir=self.directory))
+        try:
+            subprocess.run(["tar", "-xf", base, "--numeric-owner", "--xattrs", "-C", root], check=True)
+            self._install(root)
+            for name, pattern in (("vmlinuz", "vmlinuz-*"), ("initrd", "initrd.img-*")):
+                shutil.copy(next(iter((root / "boot").glob(pattern))), self.directory / name)
+            image = self.directory / "disk.ext4"
+            image.unlink(missing_ok=True)
+            subprocess.run(["mke2fs", "-q", "-t", "ext4", "-d", root, image, DISK], check=True)
+        finally:
+            subprocess.run(["rm", "-rf", "--one-file-system", root], check=True)
 
-def _install(root: Path) -> None:
-    """Install the checkout, its virtual environment, and the unit that runs the tests."""
-    place = root / "root/engined"
-    place.mkdir()
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True).stdout
-    subprocess.run(
-        ["tar", "-c", "--null", "-T", "-"],
-        cwd=REPOSITORY,
-        input=tracked,
-        check=True,
-        stdout=(place / ".tar").open("wb"),
-    )
-    subprocess.run(["tar", "-xf", ".tar"], cwd=place, check=True)
-    (place / ".tar").unlink()
-    # The packages of PyPI and the clients are fetched here, with this host's settings, and
-    # installed there without a network.
-    subprocess.run([".ci/clients", "bookworm", "trixie", "forky", "npm", "ansible"], cwd=REPOSITORY, check=True)
-    wheels = root / "wheels"
-    requires = subprocess.run(
-        [sys.executable, "-c", _REQUIREMENTS], cwd=REPOSITORY, check=True, capture_output=True, text=True
-    ).stdout.split("\n")
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "-w", wheels, *filter(None, requires)], check=True)
-    shutil.copytree(REPOSITORY / ".venv/clients", root / "clients", symlinks=True)
-    environment = {
-        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": "/wheels",
-        "HOME": "/root",
-    }
-    # With /proc and /dev, in a mount namespace of its own: nothing stays mounted whatever happens.
-    script = 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$0" sh -c "$1"'
-    for command in (".ci/prepare build", "mv /clients .venv/", ".ci/prepare test"):
+    def _install(self, root: Path) -> None:
+        """Install the checkout, its virtual environment, and the unit that runs the tests."""
+        place = root / "root/engined"
+        place.mkdir()
+        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True).stdout
         subprocess.run(
-            ["unshare", "--mount", "sh", "-c", script, root, f"cd /root/engined && {command}"],
+            ["tar", "-c", "--null", "-T", "-"],
+            cwd=REPOSITORY,
+            input=tracked,
             check=True,
-            env=environment,
-            stdout=sys.stderr,
+            stdout=(place / ".tar").open("wb"),
         )
-    shutil.rmtree(wheels)
-    docker = shutil.which("docker")
-    if docker is not None:
-        shutil.copy(docker, root / "usr/local/bin/docker")
-    shutil.copy(HERE / "guest", root / "usr/local/sbin/engined-tests")
-    (root / "etc/systemd/system/engined-tests.service").write_text(UNIT)
-    target = root / "etc/systemd/system/multi-user.target.wants"
-    target.mkdir(parents=True, exist_ok=True)
-    (target / "engined-tests.service").symlink_to("../engined-tests.service")
-    (root / "etc/fstab").write_text("/dev/vda / ext4 rw 0 1\n")
-    (root / "etc/hostname").write_text("engined-vm\n")
+        subprocess.run(["tar", "-xf", ".tar"], cwd=place, check=True)
+        (place / ".tar").unlink()
+        # The packages of PyPI and the clients are fetched here, with this host's settings, and
+        # installed there without a network.
+        subprocess.run([".ci/clients", "bookworm", "trixie", "forky", "npm", "ansible"], cwd=REPOSITORY, check=True)
+        wheels = root / "wheels"
+        requires = subprocess.run(
+            [sys.executable, "-c", _REQUIREMENTS], cwd=REPOSITORY, check=True, capture_output=True, text=True
+        ).stdout.split("\n")
+        subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "-w", wheels, *filter(None, requires)], check=True)
+        _replace_binaries(wheels, SUITES[self.suite])
+        shutil.copytree(REPOSITORY / ".venv/clients", root / "clients", symlinks=True)
+        environment = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": "/wheels",
+            "HOME": "/root",
+        }
+        # With /proc and /dev, in a mount namespace of its own: nothing stays mounted whatever
+        # happens.
+        script = 'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && exec chroot "$0" sh -c "$1"'
+        for command in (".ci/prepare build", "mv /clients .venv/", ".ci/prepare test"):
+            subprocess.run(
+                ["unshare", "--mount", "sh", "-c", script, root, f"cd /root/engined && {command}"],
+                check=True,
+                env=environment,
+                stdout=sys.stderr,
+            )
+        shutil.rmtree(wheels)
+        docker = shutil.which("docker")
+        if docker is not None:
+            shutil.copy(docker, root / "usr/local/bin/docker")
+        shutil.copy(HERE / "guest", root / "usr/local/sbin/engined-tests")
+        (root / "etc/systemd/system/engined-tests.service").write_text(UNIT)
+        target = root / "etc/systemd/system/multi-user.target.wants"
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "engined-tests.service").symlink_to("../engined-tests.service")
+        (root / "etc/fstab").write_text("/dev/vda / ext4 rw 0 1\n")
+        (root / "etc/hostname").write_text("engined-vm\n")
+
+    # --- a run ---
+
+    def run(self, name: str, targets: list[str], cores: int) -> int:
+        """Boot, run pytest on `targets`, and collect the results in results/NAME of its directory.
+        Returns pytest's exit status.
+        """
+        kvm = _kvm_works()
+        patience = KVM_PATIENCE if kvm else EMULATION_PATIENCE
+        results = self.directory / "results" / name
+        shutil.rmtree(results, ignore_errors=True)
+        results.mkdir(parents=True)
+        orders, inbox, outbox = results / "orders", results / "orders.tar", results / "results.img"
+        orders.write_text("\n".join([str(patience), *targets]) + "\n")
+        with tarfile.open(inbox, "w") as archive:
+            archive.add(orders, "orders")
+        whole_sectors = -(-inbox.stat().st_size // 4096) * 4096
+        for path, size in ((inbox, whole_sectors), (outbox, RESULTS)):
+            with path.open("ab") as file:
+                file.truncate(size)
+        drives = [f"file={self.directory / 'disk.ext4'},format=raw,if=virtio,snapshot=on"]
+        drives += [f"file={path},format=raw,if=virtio" for path in (outbox, inbox)]
+        command = ["qemu-system-x86_64", "-accel", "kvm" if kvm else "tcg,thread=multi"]
+        command += ["-cpu", "host" if kvm else "max"]
+        command += ["-smp", str(cores), "-m", MEMORY, "-nographic", "-no-reboot", "-nic", "none"]
+        command += [word for drive in drives for word in ("-drive", drive)]
+        command += ["-kernel", str(self.directory / "vmlinuz"), "-initrd", str(self.directory / "initrd")]
+        command += [
+            "-append",
+            "root=/dev/vda rw console=ttyS0 panic=-1 systemd.unified_cgroup_hierarchy=1 security=apparmor",
+        ]
+        _say(f"{name}: booting ({'KVM' if kvm else 'emulation'}, waits times {patience})")
+        began = time.monotonic()
+        with (results / "console").open("wb") as console:
+            subprocess.run(command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, check=False)
+        try:
+            with tarfile.open(outbox, "r:") as archive:
+                archive.extractall(results, filter="data")
+            status = int((results / "status").read_text())
+            outbox.unlink()
+        except (OSError, tarfile.TarError, ValueError) as error:
+            _say(f"{name}: no results ({error}); see {results / 'console'}")
+            return 70
+        lines = (results / "pytest").read_text(errors="replace").splitlines()
+        print("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR"))))
+        _say(f"{name}: {lines[-1] if lines else 'no output'} ({time.monotonic() - began:.0f} s; {results})")
+        return status
+
+
+def _mirror() -> str:
+    """The mirror of this host."""
+    line = ("apt-get", "indextargets", "--format", "$(REPO_URI)", "Origin: Debian", "Component: main")
+    found = subprocess.run(line, check=True, capture_output=True, text=True).stdout.split()
+    return next(each for each in found if "security" not in each)
+
+
+def _replace_binaries(wheels: Path, version: str) -> None:
+    """Have PyPI's wheels for this version of Python in place of those that only this one can
+    use.
+    """
+    here, there = (f"cp{sys.version_info[0]}{sys.version_info[1]}", "cp" + version.replace(".", ""))
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(5, 37)] + ["manylinux2014_x86_64"]
+    for wheel in wheels.glob(f"*-{here}-{here}-*.whl") if here != there else ():
+        name, release = wheel.name.split("-")[:2]
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
+        command += ["--implementation", "cp", "--python-version", version, "-d", str(wheels)]
+        command += [word for each in platforms for word in ("--platform", each)]
+        subprocess.run([*command, f"{name}=={release}"], check=True)
+        wheel.unlink()
 
 
 _REQUIREMENTS = """
@@ -206,54 +282,6 @@ TimeoutStartSec=infinity
 LimitNOFILE=1048576
 TasksMax=infinity
 """
-
-
-# --- the machine ----------------------------------------------------------------------------------
-
-
-def run(name: str, targets: list[str], cores: int) -> int:
-    """Boot, run pytest on `targets`, and collect the results in WORK/results/NAME. Returns pytest's
-    exit status.
-    """
-    kvm = _kvm_works()
-    patience = KVM_PATIENCE if kvm else EMULATION_PATIENCE
-    results = WORK / "results" / name
-    shutil.rmtree(results, ignore_errors=True)
-    results.mkdir(parents=True)
-    orders, inbox, outbox = results / "orders", results / "orders.tar", results / "results.img"
-    orders.write_text("\n".join([str(patience), *targets]) + "\n")
-    with tarfile.open(inbox, "w") as archive:
-        archive.add(orders, "orders")
-    whole_sectors = -(-inbox.stat().st_size // 4096) * 4096
-    for path, size in ((inbox, whole_sectors), (outbox, RESULTS)):
-        with path.open("ab") as file:
-            file.truncate(size)
-    drives = [f"file={WORK / 'disk.ext4'},format=raw,if=virtio,snapshot=on"]
-    drives += [f"file={path},format=raw,if=virtio" for path in (outbox, inbox)]
-    command = ["qemu-system-x86_64", "-accel", "kvm" if kvm else "tcg,thread=multi", "-cpu", "host" if kvm else "max"]
-    command += ["-smp", str(cores), "-m", MEMORY, "-nographic", "-no-reboot", "-nic", "none"]
-    command += [word for drive in drives for word in ("-drive", drive)]
-    command += ["-kernel", str(WORK / "vmlinuz"), "-initrd", str(WORK / "initrd")]
-    command += [
-        "-append",
-        "root=/dev/vda rw console=ttyS0 panic=-1 systemd.unified_cgroup_hierarchy=1 security=apparmor",
-    ]
-    _say(f"{name}: booting ({'KVM' if kvm else 'emulation'}, waits times {patience})")
-    began = time.monotonic()
-    with (results / "console").open("wb") as console:
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, check=False)
-    try:
-        with tarfile.open(outbox, "r:") as archive:
-            archive.extractall(results, filter="data")
-        status = int((results / "status").read_text())
-        outbox.unlink()
-    except (OSError, tarfile.TarError, ValueError) as error:
-        _say(f"{name}: no results ({error}); see {results / 'console'}")
-        return 70
-    lines = (results / "pytest").read_text(errors="replace").splitlines()
-    print("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR"))))
-    _say(f"{name}: {lines[-1] if lines else 'no output'} ({time.monotonic() - began:.0f} s; {results})")
-    return status
 
 
 def _kvm_works() -> bool:
