@@ -28,6 +28,7 @@ from engine.manager import versions
 from engine.networks import firewall, overlay
 from engine.networks.sandboxes import PORTS
 from engine.runtime import init as found_init
+from engine.runtime import scopes
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.system import links, namespaces, netfilter, seccomp
@@ -175,6 +176,10 @@ def control_groups(hierarchies: Cgroups) -> Iterator[Finding]:
         else:
             fix = "mount -t cgroup -o NAME cgroup /sys/fs/cgroup/NAME, for each missing controller"
         yield Finding("cgroup controllers", not missing, f"missing: {missing}" if missing else "all", fix)
+        # dockerd's driver there; containers run without it, but systemd does not know of them
+        wanted = hierarchies.mode == "v2" and scopes.BOOTED.is_dir() and scopes.lacks()
+        driver = scopes.driver((), hierarchies.mode)
+        yield Finding("cgroup driver", not wanted, driver + (f"; {wanted}" if wanted else ""), "apt install dbus")
 
 
 def runtime() -> Finding:

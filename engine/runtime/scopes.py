@@ -28,6 +28,8 @@ OPTION = "native.cgroupdriver="
 """The key of dockerd's `exec-opts` that chooses the driver."""
 BOOTED = Path("/run/systemd/system")
 """It exists where systemd is process 1, sd_booted(3)."""
+BUS = Path("/run/dbus/system_bus_socket")
+"""By which the runtimes ask systemd (package dbus)."""
 SLICE = "system.slice"
 """Parent of containers without CgroupParent, as in Docker."""
 
@@ -44,20 +46,25 @@ _SET_SECONDS = 25
 
 
 def driver(options: Iterable[str], mode: str) -> Driver:
-    """The driver that `exec-opts` name; without one, systemd on a host that it has booted with
+    """The driver that `exec-opts` name; without one, systemd where it is process 1 and the host has
     cgroup v2 alone (`mode`: `Cgroups.mode`), else cgroupfs: as in dockerd.
 
-    Raises ServerError if systemd is named and is not process 1.
+    Raises ServerError if systemd is named and this host lacks what the driver needs.
     """
     chosen = [each.removeprefix(OPTION) for each in options if each.startswith(OPTION)]
-    booted = BOOTED.is_dir()
-    if "systemd" in chosen[-1:]:
-        if not booted:
-            raise ServerError(
-                f"--exec-opt {OPTION}systemd: systemd is not process 1 of this host ({BOOTED} is missing)"
-            )
-        return "systemd"
-    return "systemd" if not chosen and booted and mode == "v2" else "cgroupfs"
+    missing = lacks()
+    if "systemd" in chosen[-1:] and missing:
+        raise ServerError(f"--exec-opt {OPTION}systemd: {missing}")
+    if chosen:
+        return "systemd" if chosen[-1] == "systemd" else "cgroupfs"
+    return "systemd" if mode == "v2" and not missing else "cgroupfs"
+
+
+def lacks() -> str:
+    """What this host lacks for the driver systemd; empty if it has everything."""
+    if not BOOTED.is_dir():
+        return f"systemd is not process 1 of this host ({BOOTED} is missing)"
+    return "" if BUS.exists() else f"the system's D-Bus does not run ({BUS} is missing): apt install dbus"
 
 
 def check_parent(parent: str) -> None:

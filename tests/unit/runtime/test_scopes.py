@@ -92,12 +92,18 @@ def test_the_driver_is_dockerds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], mode: str, booted: bool, chosen: str
 ) -> None:
     monkeypatch.setattr(scopes, "BOOTED", tmp_path if booted else tmp_path / "missing")
+    monkeypatch.setattr(scopes, "BUS", tmp_path)
     assert scopes.driver(options, mode) == chosen
 
 
 def test_a_driver_that_the_host_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scopes, "BOOTED", tmp_path / "missing")
     with pytest.raises(ServerError, match="systemd is not process 1 of this host"):
+        scopes.driver(("native.cgroupdriver=systemd",), "v2")
+    monkeypatch.setattr(scopes, "BOOTED", tmp_path)
+    monkeypatch.setattr(scopes, "BUS", tmp_path / "missing")
+    assert scopes.driver((), "v2") == "cgroupfs"
+    with pytest.raises(ServerError, match=r"D-Bus does not run .*: apt install dbus"):
         scopes.driver(("native.cgroupdriver=systemd",), "v2")
 
 
