@@ -11,8 +11,7 @@ from engine import check
 from engine.errors import InvalidParameter
 from engine.networks import firewall
 from engine.networks.firewall import Chain
-from engine.runtime import init
-from engine.runtime import scopes
+from engine.runtime import init, scopes
 from engine.runtime.cgroups import Cgroups
 
 

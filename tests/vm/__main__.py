@@ -27,6 +27,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
@@ -35,8 +36,15 @@ WORK = Path(os.environ.get("ENGINED_VM_DIRECTORY", "/var/tmp/engined-vm"))
 some gigabytes.
 """
 
-SUITES = {"bookworm": "3.11", "trixie": "3.13"}
-"""Debian's releases, and the version of their Python."""
+
+class Suite(NamedTuple):
+    """A release of Debian: the version of its Python, and its name in versions of packages."""
+
+    python: str
+    label: str
+
+
+SUITES = {"bookworm": Suite("3.11", "deb12"), "trixie": Suite("3.13", "deb13")}
 PACKAGES = (
     *("linux-image-amd64", "systemd-sysv", "dbus", "udev", "kmod", "initramfs-tools", "apparmor", "nftables"),
     *("python3", "python3-venv", "python3-dev", "docker.io", "docker-compose", "iptables"),
@@ -51,6 +59,9 @@ MEMORY = "4G"
 RESULTS = 256 * 2**20
 """Bytes of the disk that the guest writes its results to."""
 
+REBOOT = "reboot"
+"""In place of a file of tests: those after it run when the machine has started again."""
+
 PARTS = {
     "unit": ("tests/unit", "tests/contract"),
     "api-1": tuple(f"tests/api/test_{letter}*.py" for letter in "abcde"),
@@ -59,6 +70,7 @@ PARTS = {
     "system-1": tuple(f"tests/system/test_{letter}*.py" for letter in "abcdefghijklm"),
     "system-2": tuple(f"tests/system/test_{letter}*.py" for letter in "nopqrstuvwxyz"),
     "clients": ("tests/clients",),
+    "packages": ("tests/vm/install.py", "reboot", "tests/vm/after_reboot.py"),
 }
 """The parts of the tests. Each takes an hour at most under emulation."""
 
@@ -92,8 +104,11 @@ def main() -> int:
 
 
 def _files(patterns: tuple[str, ...]) -> list[str]:
-    found = [str(path.relative_to(REPOSITORY)) for pattern in patterns for path in sorted(REPOSITORY.glob(pattern))]
-    assert found, f"no tests match {patterns}"
+    found: list[str] = []
+    for pattern in patterns:
+        paths = [pattern] if pattern == REBOOT else sorted(REPOSITORY.glob(pattern))
+        assert paths, f"no tests match {pattern}"
+        found += [str(Path(path).relative_to(REPOSITORY)) if path != REBOOT else REBOOT for path in paths]
     return found
 
 
@@ -161,7 +176,7 @@ class Machine:
             [sys.executable, "-c", _REQUIREMENTS], cwd=REPOSITORY, check=True, capture_output=True, text=True
         ).stdout.split("\n")
         subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "-w", wheels, *filter(None, requires)], check=True)
-        _replace_binaries(wheels, SUITES[self.suite])
+        _replace_binaries(wheels, SUITES[self.suite].python)
         shutil.copytree(REPOSITORY / ".venv/clients", root / "clients", symlinks=True)
         environment = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
@@ -180,6 +195,9 @@ class Machine:
                 stdout=sys.stderr,
             )
         shutil.rmtree(wheels)
+        (place / "dist").mkdir()
+        for package in (REPOSITORY / "dist").glob(f"engined_*~{SUITES[self.suite].label}_amd64.deb"):
+            shutil.copy(package, place / "dist")
         docker = shutil.which("docker")
         if docker is not None:
             shutil.copy(docker, root / "usr/local/bin/docker")
@@ -214,7 +232,8 @@ class Machine:
         drives += [f"file={path},format=raw,if=virtio" for path in (outbox, inbox)]
         command = ["qemu-system-x86_64", "-accel", "kvm" if kvm else "tcg,thread=multi"]
         command += ["-cpu", "host" if kvm else "max"]
-        command += ["-smp", str(cores), "-m", MEMORY, "-nographic", "-no-reboot", "-nic", "none"]
+        command += ["-smp", str(cores), "-m", MEMORY, "-nographic", "-nic", "none"]
+        command += [] if REBOOT in targets else ["-no-reboot"]
         command += [word for drive in drives for word in ("-drive", drive)]
         command += ["-kernel", str(self.directory / "vmlinuz"), "-initrd", str(self.directory / "initrd")]
         command += [
