@@ -154,7 +154,8 @@ def _numbers(resources: oci.Resources) -> dict[str, int]:
         found["CPUWeight"] = 1 + (max(2, min(cpu.shares, 262_144)) - 2) * 9_999 // 262_142
     if cpu.quota is not None and cpu.quota > 0:
         period = cpu.period or 100_000
-        found["CPUQuotaPerSecUSec"] = cpu.quota * 1_000_000 // period
+        # systemd keeps whole percents, and would round down
+        found["CPUQuotaPerSecUSec"] = -(-cpu.quota * 100 // period) * 10_000
         found["CPUQuotaPeriodUSec"] = period
     return found
 
@@ -168,8 +169,7 @@ def _assignments(resources: oci.Resources) -> Iterator[str]:
     yield f"MemoryLow={numbers.get('MemoryLow', 0)}"
     yield f"CPUWeight={numbers.get('CPUWeight', '')}"
     quota, period = numbers.get("CPUQuotaPerSecUSec"), numbers.get("CPUQuotaPeriodUSec")
-    # systemd knows hundredths of a percent
-    yield "CPUQuota=" if quota is None else f"CPUQuota={max(1, -(-quota // 100)) / 100:.2f}%"
+    yield "CPUQuota=" if quota is None else f"CPUQuota={quota // 10_000}%"
     yield "CPUQuotaPeriodSec=" if period is None else f"CPUQuotaPeriodSec={period}us"
     cpu, block = resources.cpu or oci.Cpu(), resources.block_io or oci.BlockIO()
     yield f"AllowedCPUs={cpu.cpus}"

@@ -127,7 +127,7 @@ def test_limits_are_properties_of_the_scope() -> None:
         "MemorySwapMax": f"uint64 {16 << 20}",
         "MemoryLow": f"uint64 {1 << 20}",
         "CPUWeight": "uint64 39",
-        "CPUQuotaPerSecUSec": "uint64 246900",
+        "CPUQuotaPerSecUSec": "uint64 250000",
         "CPUQuotaPeriodUSec": "uint64 50000",
     }
     assert scopes.has_lists(LIMITS)
@@ -145,7 +145,7 @@ def test_no_limit_is_said_too() -> None:
             LIMITS,
             [
                 *(f"MemoryMax={64 << 20}", f"MemorySwapMax={16 << 20}", "TasksMax=50", f"MemoryLow={1 << 20}"),
-                *("CPUWeight=39", "CPUQuota=24.69%", "CPUQuotaPeriodSec=50000us", "AllowedCPUs=0-1"),
+                *("CPUWeight=39", "CPUQuota=25%", "CPUQuotaPeriodSec=50000us", "AllowedCPUs=0-1"),
                 *("AllowedMemoryNodes=0", "IOWeight=10000", "IOReadBandwidthMax="),
                 *("IOReadBandwidthMax=/dev/block/8:16 9", "IOWriteBandwidthMax=", "IOReadIOPSMax=", "IOWriteIOPSMax="),
             ],
