@@ -47,7 +47,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from engine.errors import ServerError, words
+from engine.errors import EngineError, ServerError, words
 from engine.storage import schema
 from engine.storage.room import Room, is_full
 from engine.system.threads import surely
@@ -102,11 +102,29 @@ class Table(Generic[T]):
         return Change(self.kind, key, None)
 
 
-class _Request(NamedTuple):
-    changes: tuple[Change, ...]
-    loop: asyncio.AbstractEventLoop
-    done: asyncio.Future[None]
-    then: Callable[[], None] | None
+class _Request:
+    """One call of `commit`. `error`: why its changes are not written."""
+
+    __slots__ = ("changes", "done", "error", "first", "loop", "then")
+
+    def __init__(
+        self, changes: tuple[Change, ...], first: Callable[[], object] | None, then: Callable[[], object] | None
+    ) -> None:
+        self.changes = changes
+        self.first = first
+        self.then = then
+        self.loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self.loop.create_future()
+        self.error: Exception | None = None
+
+    def begin(self) -> None:
+        """In the writer's thread. A repetition does nothing."""
+        first, self.first = self.first, None
+        if first is not None:
+            try:
+                first()
+            except Exception as error:  # the caller gets it; the thread must continue
+                self.error = error
 
 
 class Records:
@@ -169,21 +187,27 @@ class Records:
         except sqlite3.Error as error:
             raise ServerError(f"records of {kind} in {self.path}: {words(error)}") from error
 
-    async def commit(self, *changes: Change, then: Callable[[], None] | None = None) -> None:
+    async def commit(
+        self,
+        *changes: Change,
+        first: Callable[[], object] | None = None,
+        then: Callable[[], object] | None = None,
+    ) -> None:
         """Write all `changes` in one transaction; they are in the file when this returns. Raises
         ServerError with SQLite's reason.
 
-        If the caller is cancelled, its changes are written nevertheless. `then` is called in the
-        writer's thread when they are; it is short, and raises nothing.
+        If the caller is cancelled, its changes are written nevertheless. `first` is called in the
+        writer's thread before they are; if it raises, they are not, and this raises its error.
+        `then` is called there when they are written, and raises nothing. Both are short: they save
+        a change of files that belongs to the records its own turn of another thread.
         """
         if not changes:
             return
         if self._closed:
             raise ServerError(f"records in {self.path} are closed")
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[None] = loop.create_future()
-        self._queue.put(_Request(changes, loop, done, then))
-        await done
+        request = _Request(changes, first, then)
+        self._queue.put(request)
+        await request.done
 
     def close(self) -> None:
         """Write the waiting changes, merge the log into the file, and close it. Idempotent."""
@@ -216,31 +240,36 @@ class Records:
                 except Empty:
                     break
             open_ = request is not None
-            if batch:
-                errors = surely(self._errors_of, batch)
-                surely(self._answer_all, batch, errors)
+            for each in batch:
+                surely(each.begin)
+            surely(self._write_all, [each for each in batch if each.error is None])
+            surely(self._answer_all, batch)
 
-    def _answer_all(self, batch: list[_Request], errors: list[Exception | None]) -> None:
-        loops: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], Exception | None]]] = {}
-        for request, error in zip(batch, errors, strict=True):
-            loops.setdefault(request.loop, []).append((request.done, error))
-        for loop, answers in loops.items():
+    def _answer_all(self, batch: list[_Request]) -> None:
+        loops: dict[asyncio.AbstractEventLoop, list[_Request]] = {}
+        for request in batch:
+            loops.setdefault(request.loop, []).append(request)
+        for loop, requests in loops.items():
             try:
-                loop.call_soon_threadsafe(self._answer, answers)
+                loop.call_soon_threadsafe(self._answer, requests)
             except RuntimeError:  # the caller's loop is closed: nothing waits for the result
-                _log.debug("records: %d answers dropped: their event loop is closed", len(answers))
+                _log.debug("records: %d answers dropped: their event loop is closed", len(requests))
 
-    def _errors_of(self, batch: list[_Request]) -> list[Exception | None]:
+    def _write_all(self, batch: list[_Request]) -> None:
+        if not batch:
+            return
         try:
             self._transact([change for request in batch for change in request.changes])
         except Exception as error:  # the callers get it; the thread must continue
             if len(batch) == 1:
-                return [error]
-            return [self._errors_of([request])[0] for request in batch]
+                batch[0].error = error
+                return
+            for request in batch:
+                self._write_all([request])
+            return
         for request in batch:
             if request.then is not None:
                 request.then()
-        return [None] * len(batch)
 
     def _transact(self, changes: list[Change]) -> None:
         with self._lock:
@@ -277,16 +306,19 @@ class Records:
         found = self._connection.execute("SELECT 1 FROM record WHERE kind = ? AND key = ?", (change.kind, change.key))
         return change.value is not None and found.fetchone() is None
 
-    def _answer(self, answers: list[tuple[asyncio.Future[None], Exception | None]]) -> None:
-        for done, error in answers:
-            if done.done():
+    def _answer(self, requests: list[_Request]) -> None:
+        for request in requests:
+            error, request.error = request.error, None
+            if request.done.done():
                 continue
             if error is None:
-                done.set_result(None)
+                request.done.set_result(None)
+            elif isinstance(error, EngineError):  # of `first`
+                request.done.set_exception(error)
             else:
                 failure = ServerError(f"records in {self.path}: {_reason(error)}")
                 failure.__cause__ = error
-                done.set_exception(failure)
+                request.done.set_exception(failure)
 
 
 def _reason(error: Exception) -> str:

@@ -214,18 +214,30 @@ class VolumeStore:
         async with self._lock(name):
             record = await self._existing(name, body.driver)
             if record is None:
-                record = await self._make(name, body.driver or local.NAME, body.driver_opts, own_labels)
-                then = functools.partial(self._local.keep_now, name) if record.driver == local.NAME else None
-                try:
-                    await self._records.commit(self._table.put(name, record), then=then)
-                except BaseException:
-                    await self._undo(record)
-                    raise
+                record = await self._create(name, body.driver or local.NAME, body.driver_opts, own_labels)
                 self._volumes[name] = record
             self._events.publish("volume", "create", name, {"driver": record.driver})
             with contextlib.suppress(EngineError):
                 return await self.get(name)
             return self._view(record)  # a plugin that does not show what it has made
+
+    async def _create(self, name: str, driver: str, options: dict[str, str], labels: dict[str, str]) -> VolumeRecord:
+        """Make the volume and write its record. A local one's directory is made and named by the
+        records' writer, so that the create is one turn of a thread.
+        """
+        make = keep = None
+        if driver == local.NAME:
+            self._local.check(name, options)
+            record = _record(name, driver, options, labels)
+            make, keep = (functools.partial(each, name) for each in (self._local.create_now, self._local.keep_now))
+        else:
+            record = await self._make(name, driver, options, labels)
+        try:
+            await self._records.commit(self._table.put(name, record), first=make, then=keep)
+        except BaseException:
+            await self._undo(record)
+            raise
+        return record
 
     async def _existing(self, name: str, driver: str) -> VolumeRecord | None:
         """The volume of that name, if it has that driver.
@@ -282,17 +294,45 @@ class VolumeStore:
                     return
                 raise NotFound(f"get {name}: no such volume")
             self._check_unused(name)
+            if record.driver == local.NAME:
+                await self._remove_local(record)
+                return
             try:
                 driver = await self._driver(record.driver, f"remove {name}")
                 await driver.hide(name)
             except EngineError as error:
-                if not force or record.driver == local.NAME:
+                if not force:
                     raise
                 _log.warning("volume %s: its record is removed although its driver failed: %s", name, error.message)
                 await self._records.commit(self._table.delete(name))
                 await self._forget(record)
                 return
             await self._delete(record, driver)
+
+    async def _remove_local(self, record: VolumeRecord) -> None:
+        """As `hide` and `_delete`, in one turn of the records' writer: it hides the directory,
+        deletes the record and removes the directory if the volume is empty. Content, which may be
+        large, is removed in another thread.
+        """
+        name = record.name
+        hidden = discarded = False
+
+        def hide() -> None:
+            nonlocal hidden
+            self._local.hide_now(name)
+            hidden = True
+
+        def discard() -> None:
+            nonlocal discarded
+            discarded = self._local.discard_empty(name)
+
+        try:
+            await self._records.commit(self._table.delete(name), first=hide, then=discard)
+        except BaseException:
+            if hidden:
+                await self._restore(record, self._local)
+            raise
+        await self._forget(record, None if discarded else self._local)
 
     async def _delete(self, record: VolumeRecord, driver: Driver) -> None:
         """Remove a hidden volume; it is restored if its record stays. The caller has its lock."""
@@ -667,15 +707,7 @@ class VolumeStore:
             # many plugins report it only while it is mounted
             with contextlib.suppress(EngineError):
                 path = await maker.path(name)
-        return VolumeRecord(
-            name=name,
-            driver=maker.name,
-            options=options,
-            labels=labels,
-            created=time.time_ns(),
-            anonymous=anonymous,
-            path=path,
-        )
+        return _record(name, maker.name, options, labels, anonymous=anonymous, path=path)
 
     async def _keep(self, record: VolumeRecord) -> None:
         self._volumes[record.name] = record
@@ -696,7 +728,7 @@ class VolumeStore:
             _log.error("%s", error.message)
 
     async def _forget(self, record: VolumeRecord, driver: Driver | None = None) -> None:
-        """Its row is deleted. Without `driver` its content stays."""
+        """Its row is deleted. Without `driver` its content stays, or is gone already."""
         self._volumes.pop(record.name, None)
         self._views.pop(record.name, None)
         if driver is not None:
@@ -715,6 +747,20 @@ class VolumeStore:
                 self._views[record.name] = record, view
             return view
         return kept[1]
+
+
+def _record(
+    name: str, driver: str, options: dict[str, str], labels: dict[str, str], *, anonymous: bool = False, path: str = ""
+) -> VolumeRecord:
+    return VolumeRecord(
+        name=name,
+        driver=driver,
+        options=options,
+        labels=labels,
+        created=time.time_ns(),
+        anonymous=anonymous,
+        path=path,
+    )
 
 
 class Mounted(msgspec.Struct, frozen=True):

@@ -3,15 +3,18 @@ containers."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import PATIENCE
 from tests.support.engine.harness import TempEngine, until
 from tests.support.images.archives import Image, Node, busybox_layer, directory, docker_archive, hard_link, symlink, tar
 from tests.support.images.trees import snapshot
@@ -194,6 +197,50 @@ def test_half_made_and_half_removed_volumes(engine: TempEngine) -> None:
     (volumes / ".snapshots").rmdir()
     assert (kept / "file").read_text() == "x" and lost.is_dir()
     assert not (engine.run / "volumes").exists()
+
+
+def test_kill_9_between_the_steps_of_creates_and_removals(engine: TempEngine) -> None:
+    """An answered create survives, an answered removal is final, and directories equal records,
+    wherever the kill falls. Half of the volumes have content.
+    """
+    volumes = engine.root / "volumes"
+    present: set[str] = set()
+    for turn in range(2):
+        unanswered: list[str] = []
+        enough, stopped = threading.Event(), threading.Event()
+
+        def change(turn: int, unanswered: list[str], enough: threading.Event, stopped: threading.Event) -> None:
+            try:
+                for number in itertools.count():
+                    unanswered[:] = [name := f"v{turn}-{number}"]
+                    place = make(engine, name)
+                    present.add(name)
+                    if number % 2:
+                        (place / "file").write_text("x")
+                    if number >= 2:
+                        unanswered[:] = [name := f"v{turn}-{number - 2}"]
+                        remove(engine, name)
+                        present.discard(name)
+                    if number == 10 + turn:
+                        enough.set()
+            except OSError:  # the engine was killed
+                stopped.set()
+
+        thread = threading.Thread(target=change, args=(turn, unanswered, enough, stopped))
+        thread.start()
+        assert enough.wait(30 * PATIENCE)
+        engine.kill9()
+        thread.join(30 * PATIENCE)
+        assert stopped.is_set()
+        engine.start()
+        recorded = {each["Name"] for each in engine.request("GET", "/v1.24/volumes").json()["Volumes"]}
+        assert recorded - {*unanswered} == present - {*unanswered}
+        assert {*os.listdir(volumes)} == recorded
+        assert all((volumes / name / "_data").is_dir() for name in recorded)
+        present.intersection_update(recorded)
+        present.update(recorded)
+    for name in present:
+        remove(engine, name)
 
 
 def test_an_operators_mount_stays(engine: TempEngine) -> None:

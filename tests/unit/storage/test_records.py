@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from engine.containers.store import ContainerStore
-from engine.errors import ServerError
+from engine.errors import Conflict, ServerError
 from engine.images.record import ImageRecord
 from engine.networks.network import NetworkRecord
 from engine.storage import schema
@@ -328,6 +328,64 @@ def test_what_is_called_when_changes_are_written(tmp_path: Path) -> None:
         with pytest.raises(ServerError):
             await records.commit(wrong, then=then)
         assert len(seen) == 1, "only of changes that were written"
+        records.close()
+
+    asyncio.run(run())
+
+
+def test_what_is_called_before_changes_are_written(tmp_path: Path) -> None:
+    async def run() -> None:
+        records = Records(tmp_path / "state.db")
+        table = records.table("volume", Thing)
+        seen: list[object] = []
+
+        def first() -> None:
+            seen.append((threading.current_thread() is threading.main_thread(), records.rows("volume")))
+
+        await records.commit(table.put("one", Thing(name="x")), first=first)
+        assert seen == [(False, [])]
+        wrong = Change("volume", "two", object())  # type: ignore[arg-type]
+        with pytest.raises(ServerError):
+            await records.commit(wrong, first=first)
+        assert len(seen) == 2, "once, also when the transaction is tried again"
+        records.close()
+
+    asyncio.run(run())
+
+
+def test_a_change_whose_first_step_fails_is_not_written_and_others_are(tmp_path: Path) -> None:
+    async def run() -> None:
+        records = Records(tmp_path / "state.db")
+        table = records.table("volume", Thing)
+        began = threading.Event()
+        called: list[str] = []
+
+        def fail(error: Exception) -> None:
+            raise error
+
+        # the writer waits here, so that the others are one batch
+        waiting = asyncio.ensure_future(records.commit(table.put("one", Thing(name="x")), first=began.wait))
+        await asyncio.sleep(0)
+        refused = Conflict("the directory is in use")
+        commits = [
+            records.commit(table.put("two", Thing(name="x"))),
+            records.commit(
+                table.put("three", Thing(name="x")),
+                first=lambda: fail(refused),
+                then=lambda: called.append("three"),
+            ),
+            records.commit(table.put("four", Thing(name="x")), first=lambda: fail(OSError(13, "no"))),
+            records.commit(table.put("five", Thing(name="x")), then=lambda: called.append("five")),
+        ]
+        together = asyncio.gather(*commits, return_exceptions=True)
+        await asyncio.sleep(0)
+        began.set()
+        await waiting
+        two, three, four, five = await together
+        assert two is None and five is None and three is refused
+        assert isinstance(four, ServerError) and four.message.endswith("state.db: no")
+        assert called == ["five"]
+        assert [key for key, _ in records.rows("volume")] == ["five", "one", "two"]
         records.close()
 
     asyncio.run(run())

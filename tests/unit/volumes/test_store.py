@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.config import Config
-from engine.errors import Conflict, NotFound, Unimplemented
+from engine.errors import Conflict, NotFound, ServerError, Unimplemented
 from engine.events import EventLog
 from engine.plugins.discovery import Discovery
 from engine.plugins.registry import Plugins
@@ -66,6 +67,66 @@ def test_a_cancelled_call_leaves_rows_files_and_the_list_equal(
         records.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_row_that_cannot_be_written_leaves_the_files_and_the_list_as_they_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    tmp_path.joinpath("volumes").mkdir()
+
+    async def main() -> None:
+        records, events = Records(tmp_path / "state.db"), EventLog()
+        volumes = volume_store(tmp_path, records, events)
+        await volumes.open({})
+        fill((await volumes.create(VolumeCreate(name="old"))).mountpoint, 5)
+        during: list[list[str]] = []
+
+        def fail(_: object) -> None:
+            during.append(os.listdir(tmp_path / "volumes"))
+            raise sqlite3.OperationalError("disk I/O error")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(records, "_write_rows", fail)
+            with pytest.raises(ServerError, match="disk I/O error"):
+                await CALLS[call](volumes)
+        # after a crash at this moment the row decides: local.py
+        assert sorted(during[0]) == {"create": [".volume-new", "old"], "remove": [".volume-old"]}[call]
+        assert os.listdir(tmp_path / "volumes") == ["old"]
+        assert (tmp_path / "volumes/old/_data/file").read_bytes() == b"x" * 5
+        assert await names(volumes) == {"old"} == {key for key, _ in records.rows("volume")}
+        await CALLS[call](volumes)
+        assert await names(volumes) == {*os.listdir(tmp_path / "volumes")}
+        await volumes.close()
+        records.close()
+
+    asyncio.run(main())
+
+
+def test_a_directory_that_cannot_be_hidden_keeps_its_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(volumes: VolumeStore, _: EventLog) -> None:
+        def rename(*_: object, **__: object) -> None:
+            raise OSError(30, "Read-only file system")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", rename)
+            with pytest.raises(ServerError, match=r"^remove free: Read-only file system$"):
+                await volumes.remove("free")
+        assert "free" in await names(volumes) and "free" in os.listdir(tmp_path / "volumes")
+        await volumes.remove("free")
+        assert "free" not in await names(volumes)
+
+    with_volumes(tmp_path, work)
+
+
+def test_a_removed_volumes_content_is_gone_with_the_answer(tmp_path: Path) -> None:
+    async def work(volumes: VolumeStore, _: EventLog) -> None:
+        fill((await volumes.get("free")).mountpoint, 5)
+        await volumes.remove("free")
+        left = os.listdir(tmp_path / "volumes")
+        assert "free" not in left and ".volume-free" not in left
+
+    with_volumes(tmp_path, work)
 
 
 def with_volumes(directory: Path, work: Callable[[VolumeStore, EventLog], Awaitable[None]]) -> None:
