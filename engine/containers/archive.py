@@ -28,11 +28,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
+import itertools
 import os
 import posixpath
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple
 
 from engine import metrics, times
@@ -42,7 +44,7 @@ from engine._fast.changes import changes as _overlay_changes
 from engine._fast.tar import ArchiveError
 from engine.containers.container import Container
 from engine.containers.mount_points import temporary
-from engine.containers.mounted import Mounted, engine_mounts
+from engine.containers.mounted import Mounted, destinations, engine_mounts
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, reason_with_file
 from engine.runtime import users
 from engine.storage.compression import MAGIC, Inflated, compression_of
@@ -221,13 +223,7 @@ class Root:
             # Without a target a client would use the link's own directory.
             except OSError as error:
                 raise _missing(error, asked.given, name) from error
-        return PathStat(
-            name=asked.name,
-            size=status.st_size,
-            mode=go_mode(status.st_mode),
-            mtime=times.rfc3339_of_file(status.st_mtime_ns),
-            link_target=target,
-        )
+        return _path_stat(asked, status, target)
 
     def check_writable(self, directory: str, name: str) -> None:
         """Raises unless an archive may be extracted into that directory."""
@@ -245,6 +241,16 @@ class Root:
                 raise Forbidden("mounted volume is marked read-only")
         finally:
             os.close(target)
+
+
+def _path_stat(asked: Asked, status: os.stat_result, target: str = "") -> PathStat:
+    return PathStat(
+        name=asked.name,
+        size=status.st_size,
+        mode=go_mode(status.st_mode),
+        mtime=times.rfc3339_of_file(status.st_mtime_ns),
+        link_target=target,
+    )
 
 
 def _missing(error: OSError, path: str, container: str) -> EngineError:
@@ -269,18 +275,27 @@ async def _root(container: Container, *, writable: bool = False, volumes: bool =
             made[0].guard(read_only=not writable or record.host.readonly_rootfs, recursive=not writable)
 
         try:
-            try:
+            async with _while_it_exists(container):
                 mounted = await stack.enter_async_context(engine_mounts(container)) if volumes else []
                 view = await stack.enter_async_context(snapshots.opened(container.id, writable=writable))
                 await uninterrupted(namespace.run(assemble))
-            except EngineError as error:
-                if container.removed:  # a part of it went first
-                    raise NotFound(f"No such container: {container.id}") from error
-                raise
             yield made[0]
         finally:
             for root in made:
                 await uninterrupted(namespace.run(root.close))
+
+
+@contextlib.asynccontextmanager
+async def _while_it_exists(container: Container) -> AsyncIterator[None]:
+    """Errors are NotFound when the container has been removed meanwhile: a part of it went
+    first.
+    """
+    try:
+        yield
+    except EngineError as error:
+        if container.removed:
+            raise NotFound(f"No such container: {container.id}") from error
+        raise
 
 
 def _close_all(descriptors: list[int]) -> None:
@@ -351,9 +366,48 @@ class Archive:
         await self._borrowed.aclose()
 
 
+def stat_apart(view: str, asked: Asked, mounted: Iterable[str], name: str) -> PathStat | None:
+    """The stat of a path in the container's overlay, at `view`, if the engine's mounts over it
+    change nothing there. So it takes no mounts, each of which costs an RCU grace period.
+
+    None if that is not certain: a link is on the way to the path or to one of the mount points
+    (`mounted`, relative to the root), the path is or is below such a point, or points are missing
+    or nested. Raises NotFound.
+    """
+    places = sorted(f"{each}/" for each in mounted)
+    if any(f"{asked.path}/".startswith(each) for each in places):
+        return None
+    if any(inner.startswith(outer) for outer, inner in itertools.pairwise(places)):
+        return None
+    root = files.open_directory(view)
+    try:
+        for each in places:
+            os.close(files.open_without_links(root, each.rstrip("/"), os.O_PATH))
+        try:
+            kind = os.O_DIRECTORY if asked.directory else 0
+            found = files.open_without_links(root, asked.path, os.O_PATH | os.O_NOFOLLOW | kind)
+        except FileNotFoundError as error:
+            raise _missing(error, asked.given, name) from error
+        try:
+            status = os.fstat(found)
+        finally:
+            os.close(found)
+    except OSError:
+        return None
+    finally:
+        os.close(root)
+    return None if stat.S_ISLNK(status.st_mode) else _path_stat(asked, status)
+
+
 async def inspect(container: Container, path: str, name: str) -> PathStat:
     """The stat of a path; `name` is what the client calls the container."""
     asked = parse(path)
+    snapshots = container.parts.snapshots
+    async with _while_it_exists(container), snapshots.opened(container.id) as view:
+        apart = functools.partial(stat_apart, view, asked, destinations(container.record), name)
+        found = await uninterrupted(snapshots.mount_namespace.run(apart))
+    if found is not None:
+        return found
 
     def look() -> PathStat:
         found = root.open(asked, name)
@@ -363,7 +417,7 @@ async def inspect(container: Container, path: str, name: str) -> PathStat:
             os.close(found)
 
     async with _root(container) as root:
-        return await container.parts.snapshots.mount_namespace.visit(look)
+        return await snapshots.mount_namespace.visit(look)
 
 
 async def get(container: Container, path: str, name: str) -> tuple[PathStat, Archive]:

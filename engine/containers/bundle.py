@@ -194,11 +194,13 @@ def _check_program(record: ContainerRecord, rootfs: str, sources: Mapping[str, s
     program.check(rootfs, record.path, search, record.config.working_dir or "/", mounted)
 
 
+NETWORK_FILES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
+"""Where a container has files of the engine, named alike in its directory."""
+
+
 def network_files(directory: Path) -> dict[str, Path]:
-    """Destinations of hosts, hostname and resolv.conf in the container; empty before the first
-    start.
-    """
-    paths = {f"/etc/{name}": directory / name for name in ("hosts", "hostname", "resolv.conf")}
+    """Files for the destinations `NETWORK_FILES`; empty before the first start."""
+    paths = {target: directory / os.path.basename(target) for target in NETWORK_FILES}
     return {target: path for target, path in paths.items() if path.exists()}
 
 

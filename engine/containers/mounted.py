@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from engine.containers import body, bundle, image_mounts, mount_points
 from engine.containers.container import Container
+from engine.containers.store import ContainerRecord
 from engine.errors import EngineError, ServerError
 from engine.monitor.handles import Process
 from engine.system import detached_mounts, files, host_paths, namespaces
@@ -44,6 +45,13 @@ class Mounted(NamedTuple):
     tree: int
     destination: str
     writable: bool
+
+
+def destinations(record: ContainerRecord) -> set[str]:
+    """Where `engine_mounts` may have mounts, relative to the root."""
+    mounts = [each.destination for each in record.mounts]
+    images = [each.destination for each in record.image_mounts]
+    return {place.strip("/") for place in (*bundle.NETWORK_FILES, *mounts, *images)}
 
 
 @contextlib.asynccontextmanager
@@ -168,4 +176,4 @@ def _as_it_is_there(each: Source, process: Process) -> int | None:
         return detached_mounts.clone(replaced)
 
 
-__all__ = ["Mounted", "Source", "clone", "engine_mounts"]
+__all__ = ["Mounted", "Source", "clone", "destinations", "engine_mounts"]

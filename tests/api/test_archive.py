@@ -7,9 +7,11 @@ import base64
 import bz2
 import gzip
 import io
+import itertools
 import json
 import lzma
 import os
+import random
 import stat
 import subprocess
 import tarfile
@@ -150,6 +152,56 @@ def test_what_is_not_there(engine: TempEngine, filled: str, path: str) -> None:
 def test_what_is_no_directory(engine: TempEngine, filled: str, path: str) -> None:
     for method in ("HEAD", "GET"):
         assert archive(engine, method, filled, path).status == 400
+
+
+@pytest.mark.parametrize("mounts", [(), ("/a/vol",), ("/a/vol", "/a/vol/out"), ("/link/v",), ("/a",)])
+def test_a_stat_is_that_of_the_archive(engine: TempEngine, mounts: tuple[str, ...]) -> None:
+    """Whatever links and mounts are on the way. HEAD looks beside the mounts where it may; GET
+    never does.
+    """
+    script = (
+        "mkdir -p /a/vol/d /a/vol/out /a/v/d /a/d; ln -s /a /link; ln -s vol/d /a/in; ln -s ../.. /a/d/up; ln -s /etc /a/vol/d/etc; "
+        "echo x >/a/vol/d/file; echo xx >/a/d/file; touch /done; sleep 1000"
+    )
+    below = engine.started("sh", "-c", script)
+    until("it has its files", lambda: stat_of(engine, below, "/done")[0] == 200)
+    engine.post(f"/containers/{below}/kill")
+    image = engine.request("POST", f"/v1.24/commit?container={below}").json()["Id"]
+    volume = f"of-{'-'.join(mounts).replace('/', '.')}"
+    host = {"Binds": [f"{volume}:{destination}" for destination in mounts]}
+    container = engine.started(
+        "sh", "-c", "for at in /a/*/d; do echo xxx >$at/new; done; sleep 1000", Image=image, host=host
+    )
+    until("it wrote", lambda: stat_of(engine, container, "/a/vol/d/new")[0] == 200)
+    if "/a/vol/out" in mounts:  # only the outer volume shows that the inner mount would be at /a/d
+        engine.post(f"/containers/{container}/kill")
+        [place] = (each["Source"] for each in engine.inspect(container)["Mounts"] if each["Destination"] == "/a/vol")
+        Path(place, "out").rmdir()
+        Path(place, "out").symlink_to("../d")
+    parts = ("a", "vol", "v", "d", "in", "up", "link", "etc", "hosts", "file", "new", "..")
+    paths = ["/".join(("", *each)) for count in range(4) for each in itertools.product(parts, repeat=count)]
+    paths = random.Random(7).sample(paths, 500)
+    kinds = set()
+    for path in (
+        *paths,
+        "/",
+        "/a/",
+        "/a/vol/",
+        "/a/in/",
+        "/link/.",
+        "/etc/hosts",
+        "/etc/",
+        "/a/d/file/",
+        "/a/v/d/new",
+        "/a/d/d/new",
+    ):
+        head, got = stat_of(engine, container, path or "/"), stat_of(engine, container, path or "/", "GET")
+        assert head == got, path
+        kinds.add(head[0])
+    assert kinds >= {200, 404}
+    engine.remove_all()
+    engine.remove_volumes()
+    assert engine.request("DELETE", f"/v1.24/images/{image}").status == 200
 
 
 def test_unknown_containers_and_versions(engine: TempEngine) -> None:
