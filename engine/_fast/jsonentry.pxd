@@ -8,6 +8,7 @@ cdef enum:
     ENTRY_EXTRA = 128
     # no entry of this engine is larger than 100 KiB; other engines may cut lines later
     ENTRY_MAX = 4 << 20
+    FIRST_BLOCK = 8 << 10               # bytes read first, backwards
     SCAN_BLOCK = 256 << 10              # bytes read at a time
     # Mode bit (S_ISVTX, which has no meaning for files) of a log's file: its time stamps, or those
     # from it to the next file, are not in order.

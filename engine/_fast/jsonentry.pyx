@@ -717,7 +717,7 @@ cdef int64_t scan_back(int fd, int64_t low, int64_t high, ssize_t *wanted, char 
 
     `wanted` is reduced by the entries found; `time` is that of the earliest of them.
     """
-    cdef size_t room = SCAN_BLOCK
+    cdef size_t room = FIRST_BLOCK          # most requests are for a few lines
     cdef char *block = <char *>malloc(room + 32)
     cdef char *grown
     cdef const char *newline
@@ -743,14 +743,15 @@ cdef int64_t scan_back(int fd, int64_t low, int64_t high, ssize_t *wanted, char 
             end = begin
         if end < size:
             high = at + end
-        elif room <= ENTRY_MAX:
-            room *= 2
+        elif room > ENTRY_MAX:
+            high = at                                   # too long for an entry
+            continue
+        if wanted[0] > 0 and (end == size or room < SCAN_BLOCK):
+            room = max(2 * room, <size_t>SCAN_BLOCK)
             grown = <char *>realloc(block, room + 32)
             if grown == NULL:
                 free(block)
             block = grown
-        else:
-            high = at                                   # too long for an entry
     if block == NULL:
         set_errno(ENOMEM)
         return -1

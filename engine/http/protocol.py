@@ -68,6 +68,11 @@ HIJACK_BODY_LIMIT = 128 * 1024
 """Largest body of a request to hijack. Less than `BODY_WAITING`, because it is kept whole.
 """
 
+TOGETHER, PIECES = 8 * 1024, 16
+"""Bytes and number of pieces of a streamed answer that are written at once. Others wait for the end
+of the loop's turn.
+"""
+
 _CLIENT_LEFT = "the client left in the middle of its request"
 _SHUT_DOWN = "the connection was shut down in the middle of a request's body"
 
@@ -90,6 +95,7 @@ class Connection(asyncio.Protocol):
         "_loop",
         "_paused",
         "_phase",
+        "_pieces",
         "_request",
         "_server",
         "_task",
@@ -130,6 +136,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._eof = False
         self._unsent = 0
+        self._pieces: list[bytes] = []  # of a streamed answer, for this turn of the loop (`_put`)
         self._write_blocked = False
         self._drained: asyncio.Future[None] | None = None
 
@@ -477,8 +484,9 @@ class Connection(asyncio.Protocol):
         if isinstance(result, Reply):
             self._answer(result)
         elif isinstance(result, StreamReply):
-            self._begin_stream(result)
+            # first, so that chunks that are there already are written together with the head
             self._task = self._loop.create_task(self._stream(result))
+            self._begin_stream(result)
         elif not isinstance(result, HijackReply):
             self._task = self._loop.create_task(self._run(result))
 
@@ -587,7 +595,7 @@ class Connection(asyncio.Protocol):
             keep = not self._http10 and self._may_keep(later=True)
             head = self._heads.stream(reply, keep=keep, http10=self._http10)
             self._enter(STREAMING)
-            self._transport.write(head)
+            self._put((head,))
             request.keep = keep
         except Exception:
             self._give_up(request)  # `_stream` closes the chunks
@@ -603,12 +611,12 @@ class Connection(asyncio.Protocol):
                     if self._phase is not STREAMING:
                         break
                     if chunk:
-                        self._transport.writelines(chunk_pieces(chunk) if chunked else (chunk,))
+                        self._put(chunk_pieces(chunk) if chunked else (chunk,))
                         if self._write_blocked:
                             await self._drain()
                 else:
                     if chunked and self._phase is STREAMING:
-                        self._transport.write(LAST_CHUNK)
+                        self._put((LAST_CHUNK,))
         except Exception as error:
             # The head is written, so the client can only be shown that the stream is incomplete.
             if self._phase is STREAMING:
@@ -622,17 +630,34 @@ class Connection(asyncio.Protocol):
                     str(error),
                     exc_info=not known,
                 )
+                self._put_out()
                 self._transport.abort()
         except asyncio.CancelledError:
             self._cut_off()
             raise
         finally:
             await _close_chunks(reply)
+        self._put_out()
         self._task = None
         if self._phase is GONE:
             self._forget()
         elif self._phase is STREAMING and not self._transport.is_closing():
             self._answered(self._may_keep() and chunked)
+
+    def _put(self, pieces: tuple[bytes, ...]) -> None:
+        """Write these pieces of a streamed answer in this turn of the loop, together with others.
+        Each write is a system call, and may wake the client for a head or an end alone.
+        """
+        if not self._pieces:
+            self._loop.call_soon(self._put_out)
+        self._pieces += pieces
+        if len(self._pieces) > PIECES or sum(map(len, self._pieces)) > TOGETHER:
+            self._put_out()
+
+    def _put_out(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        if pieces and self._phase is STREAMING and not self._transport.is_closing():
+            self._transport.write(pieces[0]) if len(pieces) == 1 else self._transport.writelines(pieces)
 
     async def _drain(self) -> None:
         self._drained = self._loop.create_future()

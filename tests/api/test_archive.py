@@ -160,7 +160,8 @@ def test_a_stat_is_that_of_the_archive(engine: TempEngine, mounts: tuple[str, ..
     never does.
     """
     script = (
-        "mkdir -p /a/vol/d /a/vol/out /a/v/d /a/d; ln -s /a /link; ln -s vol/d /a/in; ln -s ../.. /a/d/up; ln -s /etc /a/vol/d/etc; "
+        "mkdir -p /a/vol/d /a/vol/out /a/v/d /a/d; "
+        "ln -s /a /link; ln -s vol/d /a/in; ln -s ../.. /a/d/up; ln -s /etc /a/vol/d/etc; "
         "echo x >/a/vol/d/file; echo xx >/a/d/file; touch /done; sleep 1000"
     )
     below = engine.started("sh", "-c", script)

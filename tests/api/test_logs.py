@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.support import PATIENCE
 from tests.support.engine.client import frames, hijack, read_to_end
 from tests.support.engine.harness import TempEngine, until
 
@@ -83,6 +86,24 @@ def test_since_comes_with_1_19(engine: TempEngine, ten: str) -> None:
         for version in ("1.18", "1.19")
     ]
     assert bool(answers[0]) and not answers[1]
+
+
+def test_what_was_written_before_the_request_is_in_the_answer(engine: TempEngine, tmp_path: Path) -> None:
+    """Also right after it was written, and by the next monitor."""
+    os.mkfifo(tmp_path / "go")
+    script = "exec </v/go; while read -r word; do echo $word; echo $word >/v/new; mv /v/new /v/written; done"
+    container = engine.started("sh", "-c", script, host={"Binds": [f"{tmp_path}:/v"]})
+    with open(tmp_path / "go", "w", buffering=1) as go:
+        for number in range(60):
+            if number == 30:
+                engine.replace_monitor()
+            go.write(f"{number}\n")
+            end = time.monotonic() + 30 * PATIENCE
+            while not (written := tmp_path / "written").exists() or written.read_text() != f"{number}\n":
+                assert time.monotonic() < end
+            lines = engine.logs(container, "stdout=1&tail=3").split()
+            assert lines == [b"%d" % each for each in range(max(0, number - 2), number + 1)]
+    engine.wait(container)
 
 
 def test_details(engine: TempEngine) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections.abc import AsyncGenerator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.errors import ServerError
 from engine.http.head import KNOWN_HEAD, KNOWN_HEADS
 from engine.http.messages import BODY_WAITING, AnyReply, Reply, Request, StreamReply
 from engine.http.protocol import DRAIN_LIMIT, INPUT_WAITING, Connection
@@ -403,13 +405,61 @@ def test_head_of_a_stream_is_flushed_before_its_first_chunk() -> None:
         connection, transport = Connection(Server(app)), FakeTransport()
         connection.connection_made(transport)  # type: ignore[arg-type]
         connection.data_received(get("/endless"))
+        await settle(1)
         assert bytes(transport.out).endswith(b"Transfer-Encoding: chunked\r\n\r\n")
-        await settle()
         connection.connection_lost(None)
         await settle()
         assert app.closed_chunks == 1
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size", [10, 5000, 600_000])
+def test_what_a_stream_has_at_once_is_written_at_once(size: int) -> None:
+    """A short answer takes one system call, and wakes its client once. Large chunks are not kept
+    back: only the transport knows when the client reads too slowly.
+    """
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        yield b"x" * size
+        seen.append(transport.writes)
+        yield b"two"
+
+    async def scenario() -> None:
+        app = App()
+        app.extra["now"] = lambda request: StreamReply(200, chunks())
+        connection = Connection(Server(app))
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection.data_received(get("/now"))
+        await settle()
+        connection.connection_lost(None)
+
+    seen: list[int] = []
+    transport = FakeTransport()
+    asyncio.run(scenario())
+    (found,) = answers(bytes(transport.out))
+    assert found.complete and found.body == b"one" + b"x" * size + b"two"
+    assert (seen[0], transport.writes) == ((0, 1) if size < 8000 else (1, 2))
+
+
+def test_what_came_before_a_stream_broke_is_written() -> None:
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        yield b"one"
+        raise ServerError("the source broke")
+
+    async def scenario() -> None:
+        app = App()
+        app.extra["now"] = lambda request: StreamReply(200, chunks())
+        connection = Connection(Server(app))
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        connection.data_received(get("/now"))
+        await settle()
+        connection.connection_lost(None)
+
+    transport = FakeTransport()
+    asyncio.run(scenario())
+    assert transport.closed and transport.out.endswith(b"\r\n\r\n3\r\none\r\n")
 
 
 def test_a_stream_that_breaks_is_cut(caplog: pytest.LogCaptureFixture) -> None:
