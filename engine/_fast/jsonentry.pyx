@@ -717,7 +717,8 @@ cdef int64_t scan_back(int fd, int64_t low, int64_t high, ssize_t *wanted, char 
 
     `wanted` is reduced by the entries found; `time` is that of the earliest of them.
     """
-    cdef size_t room = FIRST_BLOCK          # most requests are for a few lines
+    # most requests are for a few lines
+    cdef size_t room = min(<size_t>SCAN_BLOCK, <size_t>min(wanted[0], SCAN_BLOCK) * USUAL_LINE + FIRST_BLOCK)
     cdef char *block = <char *>malloc(room + 32)
     cdef char *grown
     cdef const char *newline

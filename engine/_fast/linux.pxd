@@ -119,6 +119,7 @@ cdef extern from "<dirent.h>" nogil:
         DT_LNK
         DT_REG
         DT_SOCK
+        DT_UNKNOWN
     DIR *fdopendir(int fd)
     dirent *readdir(DIR *directory)
     void rewinddir(DIR *directory)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -77,5 +78,24 @@ def test_sizes(tmp_path: Path) -> None:
         assert tree.sizes(top, []) == []
         with pytest.raises(TypeError):
             tree.sizes(top, ["a"])
+    finally:
+        os.close(top)
+
+
+def test_usage_of_wide_and_deep_directories_and_other_kinds_of_files(tmp_path: Path) -> None:
+    for number in range(2000):  # more names than the kernel gives at once
+        (tmp_path / f"{'n' * 60}{number}").write_bytes(b"x")
+    os.mkfifo(tmp_path / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+    below = tmp_path
+    for _ in range(300):
+        below = below / "d"
+        below.mkdir()
+        (below / "f").write_bytes(b"y")
+    top = os.open(tmp_path, os.O_RDONLY)
+    try:
+        # from the 256th level on directories are not opened: each opened one has `d` and `f`
+        assert tree.usage(top) == (2000 + 256, 2000 + 2 + 1 + 2 * 256)
     finally:
         os.close(top)
