@@ -9,7 +9,6 @@ Raises: InvalidParameter in the words of Docker, without the line's number.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import signal
@@ -21,6 +20,7 @@ import msgspec
 from engine.errors import InvalidParameter
 from engine.images.instructions import mounts, words
 from engine.images.instructions.mounts import RunMount
+from engine.images.instructions.nearest import hint
 from engine.images.instructions.words import Expand, Heredoc, Line
 
 
@@ -86,7 +86,10 @@ class Add(_Transfer, frozen=True, kw_only=True):
 
 
 class Env(_Instruction, frozen=True, kw_only=True):
+    """`legacy`: written as `ENV key value`."""
+
     pairs: tuple[tuple[str, str], ...]
+    legacy: bool = False
 
 
 class Arg(_Instruction, frozen=True, kw_only=True):
@@ -96,7 +99,10 @@ class Arg(_Instruction, frozen=True, kw_only=True):
 
 
 class Label(_Instruction, frozen=True, kw_only=True):
+    """`legacy`: written as `LABEL key value`."""
+
     pairs: tuple[tuple[str, str], ...]
+    legacy: bool = False
 
 
 class Cmd(_Instruction, frozen=True, kw_only=True):
@@ -184,9 +190,7 @@ def read(line: Line, escape: str = "\\") -> Instruction:
     """The record of a logical line."""
     reader = _READERS.get(line.keyword)
     if reader is None:
-        near = difflib.get_close_matches(line.keyword, _READERS, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise InvalidParameter(f"unknown instruction: {line.keyword}{hint}")
+        raise InvalidParameter(f"unknown instruction: {line.keyword}{hint(line.keyword, _READERS)}")
     if "\0" in line.original or (line.keyword == "RUN" and any("\0" in body.content for body in line.heredocs)):
         raise InvalidParameter(words.NUL)
     return reader(_readable(line), escape)
@@ -289,7 +293,7 @@ def _replaced(instruction: Instruction, word: Expand, content: Expand, *, strict
         case Volume():
             changes = {"paths": tuple(map(word, instruction.paths))}
             if not all(path.strip() for path in changes["paths"]):
-                raise InvalidParameter("Volume specified can not be an empty string")
+                raise InvalidParameter("VOLUME specified can not be an empty string")
         case User():
             changes = {"user": word(instruction.user)}
         case Workdir():
@@ -514,11 +518,12 @@ _CLAUSE = r"[ugoa]*(?:[-+=](?:[rwxXst]*|[ugo]))+"
 _CHMOD = re.compile(rf"0*[0-7]{{1,4}}|{_CLAUSE}(?:,{_CLAUSE})*")
 
 
-def _pairs(line: Line, escape: str) -> tuple[tuple[str, str], ...]:
-    """`key=value …`, or the old form `key value`."""
+def _pairs(line: Line, escape: str) -> tuple[tuple[tuple[str, str], ...], bool]:
+    """`key=value …`, or the old form `key value`, and whether it is the old one."""
     found = words.words(line.rest, escape)
     given: list[tuple[str, str]] = []
-    if line.rest and (not found or "=" not in found[0]):
+    legacy = bool(line.rest) and (not found or "=" not in found[0])
+    if legacy:
         first = re.split(r"[\t\v\f\r ]+", line.rest, maxsplit=1)
         if len(first) < 2:
             raise InvalidParameter(f"{line.keyword} must have two arguments")
@@ -535,15 +540,17 @@ def _pairs(line: Line, escape: str) -> tuple[tuple[str, str], ...]:
     _at_least_one(line)
     if any(not key for key, _ in given):
         raise InvalidParameter(f"{line.keyword} names can not be blank")
-    return tuple(given)
+    return tuple(given), legacy
 
 
 def _env(line: Line, escape: str) -> Env:
-    return Env(line=line.number, text=line.original, pairs=_pairs(line, escape))
+    pairs, legacy = _pairs(line, escape)
+    return Env(line=line.number, text=line.original, pairs=pairs, legacy=legacy)
 
 
 def _label(line: Line, escape: str) -> Label:
-    return Label(line=line.number, text=line.original, pairs=_pairs(line, escape))
+    pairs, legacy = _pairs(line, escape)
+    return Label(line=line.number, text=line.original, pairs=pairs, legacy=legacy)
 
 
 def _arg(line: Line, escape: str) -> Arg:
