@@ -15,19 +15,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from urllib.parse import urlsplit
 
+import msgspec
+
 from engine import metrics
-from engine.build import context, prune, remote
+from engine.build import bases, calls, context, lint, prune, remote
 from engine.build.build import Build
 from engine.build.buildkit.session import Sessions
 from engine.build.cache import Cache
 from engine.build.caches import Caches
 from engine.build.collection import Collector
+from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
+from engine.build.dockerfile.walk import Base, Walk
 from engine.build.git import Checkout
 from engine.build.options import Options, PruneOptions, context_key
 from engine.build.output import Log
@@ -191,29 +195,80 @@ class Builder:
         if not raw.strip():
             metrics.BUILDS_FAILED.add("dockerfile_empty_error")
             raise InvalidParameter(f"The Dockerfile ({options.dockerfile or DEFAULT_NAMES[0]}) cannot be empty")
-        own = f"linux/{ARCHITECTURE}"
-        wanted = options.platform
-        target = own if wanted is None else "/".join(filter(None, (wanted.os, wanted.architecture, wanted.variant)))
 
         def read() -> stages.Dockerfile:
-            found = stages.read(
-                *(lines.parse(raw), options.arguments, Platforms(build=own, target=target), options.target),
-                dialect=options.dialect,
+            return stages.read(
+                *(lines.parse(raw), options.arguments, _platforms(options), options.target), dialect=options.dialect
             )
-            if options.contexts:
-                found = stages.replaced(found, lambda name: context_key(name) in options.contexts)
-            stages.check(found, options.target)
-            return found
 
         try:
-            dockerfile = await asyncio.to_thread(read)
+            dockerfile = await (self._checked(raw, options, log) if options.dialect.checks else asyncio.to_thread(read))
+            await asyncio.to_thread(stages.check, dockerfile, options.target)
         except InvalidParameter as error:
             metrics.BUILDS_FAILED.add(_reason(error.message))
             raise
         build = Build(self._parts, options, dockerfile, tree)
-        for warning in dockerfile.warnings:
-            log.say(f"[Warning] {warning}\n")
+        if not options.dialect.checks:
+            for warning in dockerfile.warnings:
+                log.say(f"[Warning] {warning}\n")
         return build
+
+    # --- what is said of a Dockerfile -------------------------------------------------------------
+
+    async def _checked(self, raw: bytes, options: Options, log: Log) -> stages.Dockerfile:
+        """The file of a build; its warnings go to the log. Raises InvalidParameter for a file that
+        cannot be built, and for one that wants its warnings to be errors.
+        """
+        check = await asyncio.to_thread(lint.Check, raw, _request(options))
+        try:
+            known = await bases.find(check.stages, options, self._parts)
+        except InvalidParameter:  # FROM will say it
+            known = {
+                stage.index: base for stage in check.stages if (base := bases.here(stage, options, self._parts.images))
+            }
+        findings = await asyncio.to_thread(_findings, check, known)
+        for each in findings.warnings:
+            log.write(each.report)
+        if check.failure is not None:
+            raise check.failure
+        if findings.violated:
+            raise InvalidParameter(findings.error)
+        assert check.file is not None
+        return check.file
+
+    async def call(
+        self, name: str, raw: bytes, filename: str, ignored: Sequence[str], options: Options
+    ) -> calls.Answer:
+        """The answer to a call of `calls.py`. `ignored`: of .dockerignore.
+
+        Raises InvalidParameter if the file cannot be built, but for a check.
+        """
+        if name == calls.LINT:
+            return await self._lint(raw, filename, options, ignored)
+        if name == calls.TARGETS:
+            return calls.Answer(await asyncio.to_thread(_targets, raw))
+        check = await asyncio.to_thread(lint.Check, raw, _request(options))
+        if check.file is None:
+            raise check.failure or InvalidParameter("the Dockerfile cannot be read")
+        file, known = check.file, await bases.find(check.stages, options, self._parts)
+        findings = await asyncio.to_thread(_findings, check, known)
+        walk = Walk(file, lambda stage: known.get(stage.index))
+        return calls.Answer(
+            await asyncio.to_thread(calls.outline, raw, file, options.target, walk),
+            [each.report for each in findings.warnings],
+        )
+
+    async def _lint(self, raw: bytes, filename: str, options: Options, ignored: Sequence[str]) -> calls.Answer:
+        request = msgspec.structs.replace(_request(options), every=True, ignored=tuple(ignored))
+        check = await asyncio.to_thread(lint.Check, raw, request)
+        known: dict[int, Base] = {}
+        failure = None
+        try:
+            known = await bases.find(check.stages, options, self._parts)
+        except InvalidParameter as error:
+            failure = error
+        findings = await asyncio.to_thread(_findings, check, known, failure)
+        return calls.Answer(await asyncio.to_thread(calls.lint, raw, filename, findings))
 
     # --- the cache --------------------------------------------------------------------------------
 
@@ -233,6 +288,31 @@ class Builder:
     async def prune(self, options: PruneOptions) -> PruneReport:
         """Remove records of the build cache, with images that only it needs."""
         return await prune.prune(self._parts, options)
+
+
+def _platforms(options: Options) -> Platforms:
+    own = f"linux/{ARCHITECTURE}"
+    wanted = options.platform
+    target = own if wanted is None else "/".join(filter(None, (wanted.os, wanted.architecture, wanted.variant)))
+    return Platforms(build=own, target=target)
+
+
+def _request(options: Options) -> lint.Request:
+    return lint.Request(
+        arguments=options.arguments,
+        platforms=_platforms(options),
+        target=options.target,
+        replaced=lambda name: context_key(name) in options.contexts,
+    )
+
+
+def _findings(check: lint.Check, known: Mapping[int, Base], failure: InvalidParameter | None = None) -> lint.Findings:
+    return check.findings(lambda stage: known.get(stage.index), failure)
+
+
+def _targets(raw: bytes) -> dict[str, bytes]:
+    document = lines.parse(raw)
+    return calls.targets(raw, document, [stages.read_line(line, document.escape, BUILDKIT) for line in document.lines])
 
 
 @contextlib.contextmanager

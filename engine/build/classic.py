@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 
-from engine.build.reports import STDERR, CacheHit, ImageMade, Output, Report, StepBegun, Transfer
+from engine.build.reports import STDERR, CacheHit, ImageMade, Notice, Output, Report, StepBegun, Transfer
 from engine.wire.build import BuildMessage, BuiltImage
 
 _RED, _PLAIN = "\x1b[91m", "\x1b[0m"
@@ -38,6 +38,7 @@ def message(report: Report, *, numbered: bool) -> BuildMessage:
         return BuildMessage(
             status=report.status, id=report.id, progress=report.progress, progress_detail=report.progress_detail
         )
+    assert isinstance(report, Notice)  # files are checked for BuildKit's clients alone
     return BuildMessage(stream=report.text)
 
 

@@ -53,6 +53,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """`# syntax` names the frontend, and one that this engine does not have is refused. Otherwise
     the line is ignored.
     """
+    checks: bool
+    """The file is checked by the rules of `lint.py`, `# check=` and BUILDKIT_DOCKERFILE_CHECK.
+    Otherwise empty continuation lines alone are warned of.
+    """
     all_systems: bool
     """Images of other operating systems than Linux can be made, of files alone."""
     empty_images: bool

@@ -18,10 +18,11 @@ class StepFailed(ServerError):
 class AtLine(InvalidParameter):
     """A line of the Dockerfile is invalid."""
 
-    def __init__(self, message: str, line: int) -> None:
-        """`line`: its number, from 1."""
+    def __init__(self, message: str, line: int, reason: str) -> None:
+        """`line`: its number, from 1. `reason`: the message without the place."""
         super().__init__(message)
         self.line = line
+        self.reason = reason
 
 
 __all__ = ["AtLine", "StepFailed"]

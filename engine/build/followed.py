@@ -11,33 +11,18 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 from engine.build.dockerfile import stages
-from engine.build.dockerfile.scope import Scope
 from engine.build.dockerfile.stages import Dockerfile, Stage
+from engine.build.dockerfile.walk import Base, Place, Walk
 from engine.build.git import source_of_add
 from engine.build.remote import is_url
 from engine.errors import InvalidParameter
-from engine.images.instructions import records
 from engine.images.instructions.records import Add, Arg, Copy, Env, Instruction, OnBuild, Run
 
 MOST = 1000
 """Paths that are worth naming."""
-
-
-class Base(NamedTuple):
-    """What a build must know of an image that a stage begins with."""
-
-    env: Sequence[str]
-    triggers: Sequence[str]
-
-
-class _State(NamedTuple):
-    scope: Scope
-    env: dict[str, str]
-    triggers: list[str]
 
 
 def paths(file: Dockerfile, target: str, base: Callable[[Stage], Base | None]) -> tuple[str, ...] | None:
@@ -46,17 +31,14 @@ def paths(file: Dockerfile, target: str, base: Callable[[Stage], Base | None]) -
     `base`: the image of a stage that begins with none of the others; None if it is not known yet.
     """
     found: set[str] = set()
-    states: dict[int, _State] = {}
+    walk = Walk(file, base)
     try:
         for stage in stages.needed(file, target):
-            state = _begun(file, stage, states, base)
-            if state is None:
+            place = walk.enter(stage)
+            if place is None:
                 return None
-            triggers = [records.read_text(trigger) for trigger in state.triggers]
-            state.triggers.clear()
-            for instruction in (*triggers, *stage.instructions):
-                found.update(_read(file, instruction, state))
-            states[stage.index] = state
+            for instruction in walk.instructions(stage, place):
+                found.update(_read(instruction, place))
     except InvalidParameter:  # the build will say it
         return None
     if not found.isdisjoint(("", ".")) or len(found) > MOST:
@@ -64,35 +46,11 @@ def paths(file: Dockerfile, target: str, base: Callable[[Stage], Base | None]) -
     return tuple(sorted(found))
 
 
-def _begun(
-    file: Dockerfile, stage: Stage, states: dict[int, _State], base: Callable[[Stage], Base | None]
-) -> _State | None:
-    if stage.parent is not None:
-        before = states[stage.parent]
-        return _State(before.scope.following(), dict(before.env), [*before.triggers])
-    if stage.base == stages.SCRATCH:
-        return _State(Scope(file.arguments), {}, [])
-    image = base(stage)
-    if image is None:
-        return None
-    env = dict(line.partition("=")[::2] for line in image.env)
-    return _State(Scope(file.arguments), env, [*image.triggers])
-
-
-def _read(file: Dockerfile, instruction: Instruction, state: _State) -> list[str]:
+def _read(instruction: Instruction, place: Place) -> list[str]:
     """The paths that an instruction reads; it may change the variables of those that follow."""
     if not isinstance(instruction, Arg | Env | Copy | Add | Run | OnBuild):
         return []
-    variables = state.scope.variables([f"{name}={value}" for name, value in state.env.items()])
-    expanded = file.arguments.expand(instruction, variables, file.escape)
-    match expanded:
-        case Arg():
-            state.scope.declare(expanded)
-        case Env():
-            state.env.update(expanded.pairs)
-            state.scope.set_by_env(name for name, _ in expanded.pairs)
-        case OnBuild():
-            state.triggers.append(expanded.trigger)
+    match expanded := place.take(instruction, place.variables()):
         case Run():
             return [_path(each.source) for each in expanded.mounts if each.type == "bind" and not each.from_]
         case Copy() | Add() if not expanded.from_:

@@ -60,7 +60,17 @@ class ImageMade(msgspec.Struct, frozen=True, tag=True):
     id: str
 
 
-Report = StepBegun | CacheHit | Output | Notice | Transfer | ImageMade
+class CheckWarning(msgspec.Struct, frozen=True, tag=True):
+    """A check of the Dockerfile that failed. Only BuildKit's progress has them."""
+
+    short: str
+    detail: str
+    url: str
+    lines: tuple[int, int]
+    """First and last line in the Dockerfile."""
+
+
+Report = CheckWarning | StepBegun | CacheHit | Output | Notice | Transfer | ImageMade
 
 
 def size(report: Report) -> int:
@@ -74,6 +84,7 @@ __all__ = [
     "STDERR",
     "STDOUT",
     "CacheHit",
+    "CheckWarning",
     "ImageMade",
     "Notice",
     "Output",

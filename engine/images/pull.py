@@ -305,6 +305,13 @@ async def described(repository: Repository, name: Reference) -> DistributionInsp
     return DistributionInspect(descriptor=descriptor, platforms=found)
 
 
+async def configuration(repository: Repository, name: Reference, platform: Platform | None) -> ImageConfig:
+    """The configuration of an image. Raises as `resolve` does."""
+    config = (await resolve(repository, name, platform)).manifest.config
+    assert config is not None  # as `resolve` has checked
+    return archive.decode(await repository.blob(config.digest, MAX_DOCUMENT), ImageConfig, config.digest)
+
+
 # --- bringing it ----------------------------------------------------------------------------------
 
 

@@ -34,7 +34,7 @@ from engine.images.reference import Reference
 from engine.images.store import ImageStore
 from engine.images.turns import Turns
 from engine.system.tasks import spawn
-from engine.wire.images import DistributionInspect, Platform, Progress, SearchResult
+from engine.wire.images import DistributionInspect, ImageConfig, Platform, Progress, SearchResult
 
 if TYPE_CHECKING:
     from engine.images.registry import Registries, Repository
@@ -247,6 +247,16 @@ class Remote:
             if kind is None:
                 raise
             raise kind(error.message) from error
+
+    async def configuration(self, image: str, credentials: Credentials, platform: Platform | None) -> ImageConfig:
+        """The configuration of an image for a platform or this host, without its layers. Raises as
+        `pull` does.
+        """
+        name = reference.parse(image)
+        name = name if name.digest else name.tagged()
+        repository = await self.repository(name, credentials)
+        with self.store.idle.work():
+            return await pull.configuration(repository, name, platform)
 
     # --- push -------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.support import PATIENCE
-from tests.support.builds import sessions
+from tests.support.builds import building, sessions
 from tests.support.builds.buildx import BRIDGE, CONTROL, Build, Built, dockerfile, shown
 from tests.support.builds.repositories import Repository, smart
 from tests.support.builds.sessions import Caller, Failure, Node, every, field, fields
@@ -542,7 +542,8 @@ def test_a_dockerfile_that_is_missing(builder: TempEngine) -> None:
         ({"options": {"context:x": "else://x"}}, "named context 'x': 'else://x' is not supported"),
         ({"options": {"context:x": "input:x"}}, "named context 'x': its input is missing"),
         ({"inputs": {"x": field(1, b"")}}, "builds of LLB are not supported"),
-        ({"options": {"requestid": "frontend.outline"}}, "request 'frontend.outline'"),
+        ({"options": {"requestid": "frontend.other"}}, "unsupported request frontend.other"),
+        ({"options": {"frontend.caps": "a,b"}}, "unsupported frontend capability a"),
         ({"exporter": "oci"}, "exporter 'oci' is not supported"),
         ({"names": "UPPER"}, "invalid reference"),
     ],
@@ -550,6 +551,103 @@ def test_a_dockerfile_that_is_missing(builder: TempEngine) -> None:
 def test_what_is_refused(builder: TempEngine, given: dict[str, object], words: str) -> None:
     built = build(builder, "FROM busybox\n", **given)
     assert built.failure is not None and words in built.failure.message
+
+
+# --- checks and calls -----------------------------------------------------------------------------
+
+
+def test_warnings_of_a_build(builder: TempEngine) -> None:
+    text = "FROM busybox AS One\nENV a b\nCOPY <<X /x\n$none\nX\n"
+    built = build(builder, text)
+    assert built.failure is None
+    warned = built.vertex("[internal] load build definition from Dockerfile").warnings
+    assert [each[3].decode().partition(":")[0] for each in warned] == [
+        *("StageNameCasing", "LegacyKeyValueFormat", "UndefinedVar"),
+    ]
+    last = warned[-1]
+    assert last[2] == 1
+    assert last[3] == b"UndefinedVar: Usage of undefined variable '$none' (line 3)"
+    assert last[4] == b"Variables should be defined before their use"
+    assert last[5] == b"https://docs.docker.com/go/dockerfile/rule/undefined-var/"
+    assert {number: value.decode() for number, value in fields(last[6]).items()} == {
+        **{1: "Dockerfile", 2: text, 4: "Dockerfile"},
+    }
+    assert {number: fields(value) for number, value in fields(last[7]).items()} == {1: {1: 3}, 2: {1: 5}}
+
+
+def test_warnings_that_are_errors(builder: TempEngine) -> None:
+    text = "# check=skip=FromAsCasing;error=true\nFROM busybox as One\nRUN touch /never\n"
+    built = build(builder, text)
+    assert built.failure is not None
+    assert "lint violation found for rules: StageNameCasing" in built.failure.message
+    assert not any("RUN" in vertex.name for vertex in built.vertices)
+    overruled = {"build-arg:BUILDKIT_DOCKERFILE_CHECK": "skip=all"}
+    assert build(builder, text, options=overruled).failure is None
+    wrong = build(builder, text, options={"build-arg:BUILDKIT_DOCKERFILE_CHECK": "x"})
+    assert wrong.failure is not None
+    assert 'failed to parse build-arg:BUILDKIT_DOCKERFILE_CHECK: invalid check option "x"' in wrong.failure.message
+
+
+def test_the_classic_builder_checks_nothing(builder: TempEngine) -> None:
+    built = building.build(builder, "# check=error=true\nFROM busybox AS One\nENV a b\n")
+    assert built.error is None and "LegacyKeyValueFormat" not in built.text
+
+
+def ask(engine: TempEngine, call: str, text: str, **options: str) -> Built:
+    caps = {"frontend.caps": "moby.buildkit.frontend.subrequests+forward,x+forward"}
+    return build(engine, text, exporters=(), options={"requestid": f"frontend.{call}", **caps, **options})
+
+
+def test_calls(builder: TempEngine) -> None:
+    text = "# one is it\nFROM busybox AS one\nARG V=1\nCMD x\n"
+    linted = ask(builder, "lint", text)
+    assert linted.failure is None and linted.response == {}
+    assert linted.documents["result.statuscode"] == b"1" and linted.documents["version"] == b"1.0.0"
+    (warning,) = json.loads(linted.documents["result.json"])["warnings"]
+    assert warning["ruleName"] == "JSONArgsRecommended"
+    assert ask(builder, "lint", "FROM busybox\n").documents["result.statuscode"] == b"0"
+
+    outline = ask(builder, "outline", text)
+    assert json.loads(outline.documents["result.json"])["args"][0]["name"] == "V"
+    assert b"DESCRIPTION: is it" in outline.documents["result.txt"]
+    assert outline.vertex("[internal] load build definition from Dockerfile").warnings
+    targets = json.loads(ask(builder, "targets", text).documents["result.json"])["targets"]
+    assert [each["name"] for each in targets] == ["one"]
+    described = json.loads(ask(builder, "subrequests.describe", "").documents["result.json"])
+    assert len(described) == 3
+
+
+def test_calls_leave_no_image(builder: TempEngine) -> None:
+    before = builder.request("GET", "/v1.24/images/json?all=1").json()
+    ask(builder, "lint", "FROM busybox\nCOPY a /\n", **{"context:busybox": "local:context"})
+    ask(builder, "outline", "FROM busybox\nRUN false\n")
+    assert builder.request("GET", "/v1.24/images/json?all=1").json() == before
+
+
+def test_a_file_that_a_call_cannot_read(builder: TempEngine) -> None:
+    failed = ask(builder, "outline", "FROM busybox\nBADCMD\n")
+    assert failed.failure is not None and "unknown instruction: BADCMD" in failed.failure.message
+    linted = json.loads(ask(builder, "lint", "FROM busybox\nBADCMD\n").documents["result.json"])
+    assert linted["buildError"]["message"] == "dockerfile parse error on line 2: unknown instruction: BADCMD"
+
+
+def test_a_check_needs_no_layers_of_a_base(builder: TempEngine) -> None:
+    """The configuration of an image comes from its registry."""
+    with Registry() as registry:
+        name = f"{registry.host}/checked:1"
+        text = f'FROM busybox\nLABEL only={unique()}\nENV OF_THE_BASE=1\nSHELL ["/bin/sh", "-c"]\n'
+        assert build(builder, text, names=name).failure is None
+        pushed = builder.request("POST", f"/v1.24/images/{name.removesuffix(':1')}/push?tag=1")
+        assert b"errorDetail" not in pushed.body, pushed.body
+        builder.request("DELETE", f"/v1.24/images/{name}")
+        linted = ask(builder, "lint", f"FROM {name}\nENV a=$OF_THE_BASE b=$other\nCMD x\n")
+        warnings = json.loads(linted.documents["result.json"])["warnings"]
+        assert [each["detail"] for each in warnings] == ["Usage of undefined variable '$other'"]
+        assert builder.request("GET", f"/v1.24/images/{name}/json").status == 404
+        missing = ask(builder, "lint", f"FROM {registry.host}/nothing:1\n")
+    error = json.loads(missing.documents["result.json"])["buildError"]
+    assert "failed to resolve source metadata" in error["message"]
+    assert error["location"]["ranges"][0]["start"] == {"line": 1}
 
 
 def test_graphs_are_refused(builder: TempEngine) -> None:

@@ -68,6 +68,7 @@ from engine.build.buildkit.session import Sessions
 from engine.build.errors import AtLine, StepFailed
 from engine.build.options import PruneOptions
 from engine.build.prune import Entry
+from engine.build.reports import CheckWarning
 from engine.config.cache import CachePolicy
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.images.archive import ARCHITECTURE
@@ -279,6 +280,8 @@ class Control:
             return protobuf.encode(FrontendSolveResponse(result=Result()))
         inputs = {name: _result_of(definition) for name, definition in request.inputs.items()}
         wanted = frontend.read(request.options, request.frontend, self._parts.gateway(), inputs)
+        if wanted.call:
+            return protobuf.encode(FrontendSolveResponse(result=Result(metadata=await self._call(job, wanted))))
         result_id = self._add(job, wanted)
         if not request.allow_result_return:
             return protobuf.encode(FrontendSolveResponse(old_ref=result_id))
@@ -295,6 +298,16 @@ class Control:
             if self._results[old].job.request.ref not in self._jobs:
                 del self._results[old]
         return result_id
+
+    async def _call(self, job: _Job, wanted: Wanted) -> dict[str, bytes]:
+        """Answer a call about a Dockerfile."""
+        parts = self._parts
+        files = Files(parts.sessions, job.request.session, wanted, parts.images, self._image_of)
+        try:
+            return await files.call(parts.builder, job.progress)
+        except InvalidParameter as error:
+            lines = (error.line, error.line) if isinstance(error, AtLine) else None
+            raise _placed(error.message, wanted, files, lines) from error
 
     async def _evaluate(self, stream: Stream) -> bytes:
         """Build a result before the end of its build: other builds wait for it."""
@@ -393,6 +406,9 @@ class Control:
         if request.frontend:
             inputs = {name: _result_of(definition) for name, definition in request.inputs.items()}
             wanted = frontend.read(request.attributes, request.frontend, self._parts.gateway(), inputs)
+            if wanted.call:
+                await self._call(job, wanted)
+                return None
             return self._results[self._add(job, wanted)]
         returned = await job.returned
         if returned.error is not None and returned.error.code:
@@ -458,17 +474,16 @@ class Control:
             )
             async with contextlib.aclosing(files.start(builder, chosen, progress)) as reports:
                 async for report in reports:
-                    steps.take(report)
+                    if isinstance(report, CheckWarning):
+                        files.warn(progress, report)
+                    else:
+                        steps.take(report)
                     await progress.room()
         except EngineError as error:
             words = shortened(_words(error))
             steps.end(words)
             lines = (error.line, error.line) if isinstance(error, AtLine) else steps.lines
-            # clients show the name of any other status
-            if lines is None or not files.dockerfile:
-                raise ServerError(words) from error
-            place = details.Lines(wanted.filename, files.dockerfile, *lines)
-            raise grpc.Detailed(words, place) from error
+            raise _placed(words, wanted, files, lines) from error
         except asyncio.CancelledError:
             steps.end("context canceled")
             raise
@@ -489,6 +504,13 @@ class Control:
             raise ServerError(error.message) from error
         finally:
             vertex.end()
+
+
+def _placed(words: str, wanted: Wanted, files: Files, lines: tuple[int, int] | None) -> ServerError:
+    """A failure, and where in the Dockerfile it is. Clients show the name of any other status."""
+    if lines is None or not files.dockerfile:
+        return ServerError(words)
+    return grpc.Detailed(words, details.Lines(wanted.filename, files.dockerfile, *lines))
 
 
 def _words(error: EngineError) -> str:

@@ -234,10 +234,33 @@ class VertexLog(msgspec.Struct):
     message: Annotated[bytes, 4] = b""
 
 
+class SourceInfo(msgspec.Struct):
+    """pb.SourceInfo: a file that a warning is about."""
+
+    filename: Annotated[str, 1] = ""
+    data: Annotated[bytes, 2] = b""
+    language: Annotated[str, 4] = ""
+
+
+class Position(msgspec.Struct):
+    line: Annotated[int, 1] = 0
+
+
+class Range(msgspec.Struct):
+    """pb.Range: lines from 1, both included."""
+
+    start: Annotated[Position | None, 1] = None
+    end: Annotated[Position | None, 2] = None
+
+
 class VertexWarning(msgspec.Struct):
     vertex: Annotated[str, 1] = ""
     level: Annotated[int, 2] = 0
     short: Annotated[bytes, 3] = b""
+    detail: Annotated[list[bytes], 4] = []
+    url: Annotated[str, 5] = ""
+    info: Annotated[SourceInfo | None, 6] = None
+    ranges: Annotated[list[Range], 7] = []
 
 
 class StatusResponse(msgspec.Struct):

@@ -1,7 +1,8 @@
-"""Details of a failure, in the form of BuildKit's errors: where in the Dockerfile it is. The client
-prints the lines around it.
+"""Details of a failure, in the form of BuildKit's errors: where in the Dockerfile it is, of which
+the client prints the lines around, or what the frontend does not have.
 
-Pure. Source: BuildKit's `solver/errdefs` (Source), google.rpc.Status and google.protobuf.Any.
+Pure. Source: BuildKit's `solver/errdefs` (Source, Subrequest, FrontendCap), google.rpc.Status and
+google.protobuf.Any.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LARGEST = 32 << 10
 take 16 MiB, others less.
 """
 
-_SOURCE = "github.com/moby/buildkit/errdefs.Source+json"
+_ERRORS = "github.com/moby/buildkit/errdefs."
 
 
 class _Any(msgspec.Struct):
@@ -43,12 +44,29 @@ class Lines(msgspec.Struct, frozen=True):
     last: int
 
 
-def encoded(code: int, message: str, lines: Lines) -> str:
+class Named(msgspec.Struct, frozen=True):
+    """A request or capability that the frontend does not have.
+
+    `kind`: `Subrequest`, `FrontendCap`.
+    """
+
+    kind: str
+    name: str
+
+
+def encoded(code: int, message: str, detail: Lines | Named) -> str:
     """The value of the trailer `grpc-status-details-bin`; empty for a file that does not fit."""
-    if len(lines.content) > LARGEST:
+    if isinstance(detail, Named):
+        found = _Any(type_url=f"{_ERRORS}{detail.kind}+json", value=msgspec.json.encode({"name": detail.name}))
+    elif len(detail.content) > LARGEST:
         return ""
-    info = {"filename": lines.filename, "data": base64.b64encode(lines.content).decode(), "language": "Dockerfile"}
-    place = {"info": info, "ranges": [{"start": {"line": lines.first}, "end": {"line": lines.last}}]}
-    found = _Any(type_url=_SOURCE, value=msgspec.json.encode(place))
+    else:
+        info = {
+            "filename": detail.filename,
+            "data": base64.b64encode(detail.content).decode(),
+            "language": "Dockerfile",
+        }
+        place = {"info": info, "ranges": [{"start": {"line": detail.first}, "end": {"line": detail.last}}]}
+        found = _Any(type_url=f"{_ERRORS}Source+json", value=msgspec.json.encode(place))
     status = protobuf.encode(_Status(code=code, message=message, details=[found]))
     return base64.b64encode(status).decode().rstrip("=")

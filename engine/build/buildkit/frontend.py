@@ -20,15 +20,27 @@ import io
 import logging
 import posixpath
 import tarfile
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
 
-from engine.build import context, followed, git, options
-from engine.build.buildkit import layouts
+from engine.build import bases, calls, context, followed, git, options
+from engine.build.buildkit import grpc, layouts
+from engine.build.buildkit.control_messages import SourceInfo
+from engine.build.buildkit.details import LARGEST, Named
 from engine.build.buildkit.progress import Progress, Steps, VertexProgress
 from engine.build.buildkit.services import Session
 from engine.build.buildkit.session import Sessions
@@ -39,7 +51,7 @@ from engine.build.options import SANDBOX, Options, PruneOptions
 from engine.build.output import Log
 from engine.build.prune import Entry
 from engine.build.remote import is_url
-from engine.build.reports import Report
+from engine.build.reports import CheckWarning, Report
 from engine.build.steps import base as names
 from engine.build.trees import Tree
 from engine.config.cache import CachePolicy
@@ -60,6 +72,9 @@ DOCKERFILE_LIMIT = 20 << 20
 UPLOAD_HOST = "buildkit-session"
 """The host of URLs that name an archive which the client uploads."""
 _LOCAL, _IMAGE, _INPUT = "local:", "docker-image://", "input:"
+_CAPABILITIES = frozenset(
+    f"moby.buildkit.frontend.{name}" for name in ("inputs", "subrequests", "contexts", "gitquerystring")
+)
 _NAMED = b"FROM scratch\nCOPY . /\n"
 """A named context that is a directory becomes an image."""
 _HUB_HOST = "registry-1.docker.io"
@@ -82,6 +97,10 @@ class Builder(Protocol):
     def context(
         self, body: AsyncIterator[bytes], options: Options, log: Log, /
     ) -> AbstractAsyncContextManager[tuple[Tree, bytes]]: ...
+
+    async def call(
+        self, name: str, raw: bytes, filename: str, ignored: Sequence[str], options: Options, /
+    ) -> calls.Answer: ...
 
     @property
     def entitlements(self) -> Collection[str]: ...
@@ -117,6 +136,8 @@ class Wanted(NamedTuple):
     """Results of other builds, by name."""
     sessions: dict[str, str]
     """Sessions that serve a directory, if it is not the build's own session."""
+    call: str
+    """What is asked of the Dockerfile, by its name in `calls.py`; empty for a build."""
 
 
 def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[str, str] | None = None) -> Wanted:
@@ -162,6 +183,7 @@ def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[
         named=_with_prefix(given, "context:"),
         inputs=dict(inputs or {}),
         sessions=_with_prefix(given, "local-sessionid:"),
+        call=given.get("requestid", ""),
     )
 
 
@@ -185,13 +207,25 @@ def _check(given: Mapping[str, str], frontend: str, inputs: Mapping[str, str]) -
             frontend = DOCKERFILE_V0
     if frontend != DOCKERFILE_V0:
         raise Unimplemented(f"frontend {frontend[:200]!r} is not supported: this engine reads Dockerfiles itself")
-    if "requestid" in given:
-        raise Unimplemented(f"request {given['requestid'][:100]!r} to the frontend is not supported")
+    _check_parts(given)
     for name in given:
         if name.startswith("context:"):
             _check_context(name.removeprefix("context:"), given[name], inputs)
         if name == "attest:sbom":
             raise Unimplemented("SBOM attestations are not supported")
+
+
+def _check_parts(given: Mapping[str, str]) -> None:
+    """Raises Unsupported for a call or a capability that BuildKit's frontend has and this one
+    not.
+    """
+    for asked in filter(None, given.get("frontend.caps", "").split(",")):
+        name, _, forward = asked.partition("+")
+        if name not in _CAPABILITIES and forward != "forward":
+            raise grpc.Unsupported(f"unsupported frontend capability {name[:100]}", Named("FrontendCap", name[:100]))
+    call = given.get("requestid", "")
+    if call and call not in (calls.LINT, calls.OUTLINE, calls.TARGETS, calls.DESCRIBE):
+        raise grpc.Unsupported(f"unsupported request {call[:100]}", Named("Subrequest", call[:100]))
 
 
 def _with_prefix(given: Mapping[str, str], prefix: str) -> dict[str, str]:
@@ -279,6 +313,7 @@ class Files:
         """By registry domain; known before the build pulls something."""
         self.dockerfile = b""
         """The client's, once it is received."""
+        self._definition_vertex: VertexProgress | None = None
 
     async def _session(self, name: str = "") -> Session:
         return await self._sessions.find(self._wanted.sessions.get(name, "") or self._session_id)
@@ -291,6 +326,46 @@ class Files:
         if self._wanted.own_dockerfile:
             return builder.build_from(lambda log: self._open_remote(builder, body, progress, chosen, log), chosen)
         return builder.build(body, chosen)
+
+    async def call(self, builder: Builder, progress: Progress) -> dict[str, bytes]:
+        """The documents that answer the client's call. Raises InvalidParameter for a Dockerfile
+        that cannot be built, unless it is checked.
+        """
+        wanted = self._wanted
+        if wanted.call == calls.DESCRIBE:
+            return calls.describe()
+        chosen = msgspec.structs.replace(
+            wanted.options,
+            session=self._session_id,
+            credentials=self.credentials,
+            contexts={options.context_key(name): _known(source) for name, source in wanted.named.items()},
+        )
+        raw, ignored = await self._texts(builder, progress, chosen)
+        if wanted.call != calls.TARGETS:
+            await self._ask_credentials(raw, chosen)
+        answer = await builder.call(wanted.call, raw, wanted.filename, patterns(ignored), chosen)
+        for warning in answer.warnings:
+            self.warn(progress, warning)
+        return answer.documents
+
+    async def _texts(self, builder: Builder, progress: Progress, chosen: Options) -> tuple[bytes, bytes]:
+        """The Dockerfile, and what it ignores of a context that the client has."""
+        if self._wanted.url and not self._wanted.own_dockerfile:
+            body = _nothing() if chosen.remote else self._upload()
+            async with builder.context(body, chosen, Log(self._images.temporary)) as (_, raw):
+                return raw, b""
+        raw, ignored = await self._definition(progress)
+        return raw, b"" if self._wanted.url else await self._ignored(progress, ignored)
+
+    def warn(self, progress: Progress, warning: CheckWarning) -> None:
+        """Show a failed check."""
+        vertex = self._definition_vertex
+        if vertex is None:
+            vertex = self._definition_vertex = progress.vertex(_definition_name(self._wanted.filename))
+            vertex.end()
+        text = self.dockerfile if len(self.dockerfile) <= LARGEST else b""
+        source = SourceInfo(filename=self._wanted.filename, data=text, language="Dockerfile") if text else None
+        vertex.warn(warning, source)
 
     async def named(self, builder: Builder, progress: Progress) -> dict[str, str]:
         """The images that the named contexts stand for. A directory is made one, from the cache
@@ -354,22 +429,18 @@ class Files:
             file = stages.replaced(_parsed(raw, chosen), lambda name: options.context_key(name) in chosen.contexts)
             return file, stages.needed(file, chosen.target)
 
-        def base(stage: stages.Stage) -> followed.Base | None:
-            platform = options.platform(stage.platform, chosen.dialect) or chosen.platform
-            try:
-                config = self._images.get(names.named(stage.base, chosen), platform).config.config
-            except EngineError:
-                return None
-            return followed.Base((config and config.env) or (), (config and config.on_build) or ())
-
         if chosen.pull:  # another image may be there when the build begins
             return None
         try:
             file, needed = await asyncio.to_thread(read)
         except InvalidParameter:
             return None  # the build will say it
-        bases = {each.index: base(each) for each in needed if each.parent is None and each.base != stages.SCRATCH}
-        return await asyncio.to_thread(followed.paths, file, chosen.target, lambda stage: bases[stage.index])
+        known = {
+            each.index: bases.here(each, chosen, self._images)
+            for each in needed
+            if each.parent is None and each.base != stages.SCRATCH
+        }
+        return await asyncio.to_thread(followed.paths, file, chosen.target, lambda stage: known[stage.index])
 
     async def _no_files(self) -> context.Context:
         async def empty() -> AsyncIterator[bytes]:
@@ -400,10 +471,7 @@ class Files:
     async def _open(self, progress: Progress, chosen: Options) -> AsyncIterator[tuple[Tree, bytes]]:
         wanted = self._wanted
         raw, ignored = await self._definition(progress)
-        with _vertex(progress, "[internal] load .dockerignore") as vertex:
-            if ignored is None:
-                ignored = (await self._small(wanted.context, ".dockerignore")).get(".dockerignore", b"")
-            vertex.status(f"transferring context: {_size(len(ignored))}", complete=True)
+        ignored = await self._ignored(progress, ignored)
         await self._ask_credentials(raw, chosen)
         follow = await self._followed(raw, chosen)
         if follow == ():
@@ -425,10 +493,19 @@ class Files:
         async with builder.context(body, msgspec.structs.replace(chosen, content=raw), log) as found:
             yield found
 
+    async def _ignored(self, progress: Progress, own: bytes | None) -> bytes:
+        """The .dockerignore of the context; `own`: that of the Dockerfile, if it has one."""
+        with _vertex(progress, "[internal] load .dockerignore") as vertex:
+            if own is None:
+                own = (await self._small(self._wanted.context, ".dockerignore")).get(".dockerignore", b"")
+            vertex.status(f"transferring context: {_size(len(own))}", complete=True)
+        return own
+
     async def _definition(self, progress: Progress) -> tuple[bytes, bytes | None]:
         """The client's Dockerfile, and the file of its own with what it ignores."""
         name = self._wanted.filename
-        with _vertex(progress, f"[internal] load build definition from {posixpath.basename(name)}") as vertex:
+        with _vertex(progress, _definition_name(name)) as vertex:
+            self._definition_vertex = vertex
             found = await self._small(self._wanted.dockerfile, name, f"{name}.dockerignore", name.lower())
             raw = found.get(name, found.get(name.lower()))
             if raw is None:
@@ -463,6 +540,17 @@ class Files:
                 continue
             if credentials is not NOBODY:
                 self.credentials[domain] = credentials
+
+
+def _definition_name(filename: str) -> str:
+    return f"[internal] load build definition from {posixpath.basename(filename)}"
+
+
+def _known(source: str) -> str:
+    """The image that a named context stands for, without making it; empty if it is not known."""
+    if source.startswith(_IMAGE):
+        return source.removeprefix(_IMAGE)
+    return "" if source.startswith((_INPUT, layouts.SCHEME)) else names.SCRATCH
 
 
 def _parsed(raw: bytes, chosen: Options) -> stages.Dockerfile:

@@ -87,9 +87,17 @@ Metadata = Sequence[tuple[str, str]]
 class Detailed(ServerError):
     """A failure with the details that BuildKit's clients show."""
 
-    def __init__(self, message: str, lines: details.Lines) -> None:
+    def __init__(self, message: str, detail: details.Lines) -> None:
         super().__init__(message)
-        self.lines = lines
+        self.detail = detail
+
+
+class Unsupported(Unimplemented):
+    """A part of the frontend that this engine does not have. Clients do without it."""
+
+    def __init__(self, message: str, detail: details.Named) -> None:
+        super().__init__(message)
+        self.detail = detail
 
 
 def status_of(error: EngineError) -> int:
@@ -462,8 +470,8 @@ class Connection(asyncio.Protocol):
                 await stream.send(answer)
         except EngineError as error:
             status, message = status_of(error), error.message
-            if isinstance(error, Detailed):
-                more = details.encoded(status, shortened(message), error.lines)
+            if isinstance(error, Detailed | Unsupported):
+                more = details.encoded(status, shortened(message), error.detail)
         except Exception:
             _log.exception("%s failed", path)
             status, message = INTERNAL, BUG

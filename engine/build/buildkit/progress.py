@@ -25,9 +25,30 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import NamedTuple
 
-from engine.build.buildkit.control_messages import StatusResponse, Time, Vertex, VertexLog, VertexStatus
+from engine.build.buildkit.control_messages import (
+    Position,
+    Range,
+    SourceInfo,
+    StatusResponse,
+    Time,
+    Vertex,
+    VertexLog,
+    VertexStatus,
+    VertexWarning,
+)
 from engine.build.buildkit.messages import shortened
-from engine.build.reports import STDERR, STDOUT, CacheHit, ImageMade, Notice, Output, Report, StepBegun, Transfer
+from engine.build.reports import (
+    STDERR,
+    STDOUT,
+    CacheHit,
+    CheckWarning,
+    ImageMade,
+    Notice,
+    Output,
+    Report,
+    StepBegun,
+    Transfer,
+)
 
 BACKLOG = 10_000
 """Reports that are kept for clients that have not asked yet."""
@@ -199,6 +220,7 @@ class _Queue:
     def add(self, report: StatusResponse) -> None:
         size = 256 + sum(len(log.message) for log in report.logs)
         size += sum(len(vertex.name) + len(vertex.error) for vertex in report.vertexes)
+        size += sum(len(each.short) + len(each.info.data if each.info else b"") for each in report.warnings)
         self._reports.append((report, size))
         self._bytes += size
 
@@ -279,6 +301,20 @@ class VertexProgress:
             completed=now if complete else None,
         )
         self._progress.report(StatusResponse(statuses=[shown]))
+
+    def warn(self, warning: CheckWarning, source: SourceInfo | None) -> None:
+        """Show a failed check of a Dockerfile, whose text is `source`."""
+        first, last = warning.lines
+        shown = VertexWarning(
+            vertex=self._vertex.digest,
+            level=1,
+            short=shortened(warning.short).encode(),
+            detail=[warning.detail.encode()],
+            url=warning.url,
+            info=source,
+            ranges=[Range(Position(first), Position(last))],
+        )
+        self._progress.report(StatusResponse(warnings=[shown]))
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:

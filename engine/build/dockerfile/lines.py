@@ -36,6 +36,10 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[Line, ...] = ()
     ends: Mapping[int, int] = MappingProxyType({})
     """The number of each logical line's last physical line, by that of its first."""
+    comments: Mapping[int, tuple[str, ...]] = MappingProxyType({})
+    """The comments before a logical line, by its number. An empty comment ends those before it."""
+    gaps: tuple[int, ...] = ()
+    """The numbers of the lines that end a continuation with an empty line within."""
     warnings: tuple[str, ...] = ()
 
 
@@ -43,25 +47,37 @@ def parse(raw: bytes) -> Document:
     """The lines of a Dockerfile, in order."""
     text = os.fsdecode(raw.removeprefix(b"\xef\xbb\xbf"))
     source = words.Source(_physical(text))
-    directives = _directives(source.lines)
+    directives, above = _directives(source.lines)
     escape = directives.get("escape", "\\")
     continued = re.compile(rf"(?:^|(?<=[^{re.escape(escape)}])){re.escape(escape)}[ \t]*\Z")
     lines: list[Line] = []
     ends: dict[int, int] = {}
+    comments: dict[int, tuple[str, ...]] = {}
+    gaps: list[int] = []
+    before: list[str] = []
     warnings: list[str] = []
     while (physical := source.next()) is not None:
         number = source.at
         begin = physical.strip("\r\n").lstrip(words.SPACE)
+        if begin.startswith("#") and number > above:
+            comment = physical[1:].strip(words.SPACE)
+            before.append(comment)
+            if not comment:
+                before.clear()
         if not begin or begin.startswith("#"):
             continue
         joined, empty = _joined(begin, source, continued)
         if not joined.strip(words.SPACE):
             continue
         if empty:
+            gaps.append(source.at)
             warnings.append(f"[WARNING]: Empty continuation line found in:\n    {joined}")
         try:
             lines.append(words.with_heredocs(words.line(joined, number), source))
             ends[number] = source.at
+            if before:
+                comments[number] = tuple(before)
+                before.clear()
         except InvalidParameter as error:
             raise at_line(error, number, joined) from error
     if warnings:
@@ -74,6 +90,8 @@ def parse(raw: bytes) -> Document:
         check=directives.get("check", ""),
         lines=tuple(lines),
         ends=ends,
+        comments=comments,
+        gaps=tuple(gaps),
         warnings=tuple(warnings),
     )
 
@@ -83,7 +101,7 @@ def at_line(error: InvalidParameter, number: int, text: str) -> AtLine:
     keyword = words.line(text, number).keyword[:50]
     named = re.search(rf"\b{re.escape(keyword)}\b", error.message)
     words_of_it = f"dockerfile parse error line {number}: {'' if named else f'{keyword}: '}{error.message}"
-    return AtLine(words_of_it, number)
+    return AtLine(words_of_it, number, error.message)
 
 
 def serves(frontend: str) -> bool:
@@ -112,9 +130,10 @@ def _physical(text: str) -> list[str]:
     return lines
 
 
-def _directives(lines: Sequence[str]) -> dict[str, str]:
-    """The parser directives in the first lines."""
+def _directives(lines: Sequence[str]) -> tuple[dict[str, str], int]:
+    """The parser directives in the first lines, and the number of the last of these."""
     found: dict[str, str] = {}
+    last = 0
     for number, line in enumerate(lines, 1):
         if number == 1 and line.startswith("#!"):
             continue
@@ -132,7 +151,8 @@ def _directives(lines: Sequence[str]) -> dict[str, str]:
                 f" invalid escape token '{match[2]}' does not match ` or \\"
             )
         found[name] = match[2]
-    return found
+        last = number
+    return found, last
 
 
 def _joined(begin: str, source: words.Source, continued: re.Pattern[str]) -> tuple[str, bool]:

@@ -8,6 +8,7 @@ Threads: one at a time.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -26,7 +27,7 @@ in the history.
 """
 
 
-_OF_ATTESTATIONS = frozenset(("BUILDKIT_SBOM_SCAN_CONTEXT", "BUILDKIT_SBOM_SCAN_STAGE"))
+ATTESTATIONS = frozenset(("BUILDKIT_SBOM_SCAN_CONTEXT", "BUILDKIT_SBOM_SCAN_STAGE"))
 """Arguments that are for the frontend alone."""
 
 
@@ -66,11 +67,21 @@ _ARCHITECTURES = {
 }
 
 
+_COMPONENT = re.compile(r"[a-z0-9_.-]+")
+_COMPONENT_RULE = "^[A-Za-z0-9_.-]+$"
+
+
 def normalized(platform: str) -> str:
     """`os/architecture[/variant]` with the usual names; an architecture alone is Linux's."""
     parts = platform.lower().split("/")
-    if len(parts) > 3 or not all(re.fullmatch(r"[a-z0-9_.-]+", part) for part in parts):
-        raise InvalidParameter(f'"{platform}" is an invalid platform: it must be os/architecture[/variant]'[:300])
+    if len(parts) > 3:
+        raise InvalidParameter(f'"{platform}": cannot parse platform specifier: invalid argument'[:300])
+    for part in parts:
+        if not _COMPONENT.fullmatch(part):
+            raise InvalidParameter(
+                f'"{part}" is an invalid component of "{platform}": platform specifier component must match '
+                f'"{_COMPONENT_RULE}": invalid argument'[:500]
+            )
     if len(parts) == 1:
         parts = ["linux", *parts]
     architecture = "/".join(parts[1:])
@@ -121,11 +132,11 @@ class Arguments:
             if value is not None:
                 self._global[name] = value
 
-    def expand(self, instruction: Instruction, variables: Mapping[str, str], escape: str) -> Instruction:
+    def expand(self, instruction: Instruction, variables: dict[str, str], escape: str) -> Instruction:
         """As `records.expand`, but for an ARG whose variables are ordered."""
         if not isinstance(instruction, Arg) or not self.dialect.ordered_variables:
             return records.expand(instruction, variables, escape)
-        seen = dict(variables)
+        seen = copy.copy(variables)  # of its own kind: it may record what is missing
         pairs = []
         for name, written in instruction.pairs:
             default = written
@@ -225,7 +236,7 @@ class Scope:
         """The arguments that a RUN gets; those that `env` has too are left out."""
         names = {line.partition("=")[0] for line in env or ()}
         declared = self._arguments_beside(names)
-        for name in _OF_ATTESTATIONS:
+        for name in ATTESTATIONS:
             declared.pop(name, None)
         given = {name: value for name, value in self._arguments.given.items() if name in PROXIES}
         if self._dialect.all_proxies:
@@ -240,4 +251,4 @@ def _lines(values: Mapping[str, str]) -> list[str]:
     return sorted(f"{name}={value}" for name, value in values.items())
 
 
-__all__ = ["PROXIES", "Arguments", "Environment", "Platforms", "Scope", "normalized"]
+__all__ = ["ATTESTATIONS", "PROXIES", "Arguments", "Environment", "Platforms", "Scope", "normalized"]

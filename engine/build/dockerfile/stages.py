@@ -28,7 +28,8 @@ _IDENTIFIER = re.compile(r"[0-9a-f]{64}")
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """`base`: an image, `scratch`, or what `parent` names. `parent`: the index of the earlier stage
     that this one continues; that stage's arguments hold here too (Scope.copy), and its ONBUILD
-    triggers run first. `platform`: empty for the target's. `text`: of the FROM line.
+    triggers run first. `platform`: empty for the target's. `text`: of the FROM line. `written`: the
+    line before its variables were replaced.
     """
 
     index: int
@@ -38,6 +39,7 @@ class Stage(msgspec.Struct, frozen=True, kw_only=True):
     platform: str = ""
     text: str
     line: int
+    written: From
     instructions: tuple[Instruction, ...] = ()
 
 
@@ -50,7 +52,8 @@ class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
     global_arguments: tuple[Arg, ...]
     arguments: Arguments
     ends: Mapping[int, int]
-    """As in `Document`."""
+    """As in `Document`, and so are the comments."""
+    comments: Mapping[int, tuple[str, ...]]
 
 
 def read(
@@ -60,13 +63,16 @@ def read(
     target: str = "",
     *,
     dialect: Dialect = CLASSIC,
+    instructions: Sequence[Instruction] | None = None,
 ) -> Dockerfile:
     """All stages, checked. `target` is only the value of TARGETSTAGE, which is the name of the last
-    stage without one.
+    stage without one. `instructions`: of all lines, where these have been read.
     """
     if dialect.frontends:
         check_frontend(scope_arguments.get("BUILDKIT_SYNTAX") or document.syntax)
-    given = [(line, _instruction(line, document.escape, whole_arrays=dialect.whole_arrays)) for line in document.lines]
+    if instructions is None:
+        instructions = [read_line(line, document.escape, dialect) for line in document.lines]
+    given = list(zip(document.lines, instructions, strict=True))
     if not target:
         target = next((each.name for _, each in reversed(given) if isinstance(each, From)), "")
     arguments = Arguments(scope_arguments, platforms, target, dialect)
@@ -102,6 +108,7 @@ def read(
         global_arguments=tuple(global_arguments),
         arguments=arguments,
         ends=document.ends,
+        comments=document.comments,
     )
     _ordered(found, range(len(stages)))
     return found
@@ -119,9 +126,10 @@ def check(dockerfile: Dockerfile, target: str) -> None:
                 raise at_line(error, instruction.line, instruction.text) from error
 
 
-def _instruction(line: Line, escape: str, *, whole_arrays: bool) -> Instruction:
+def read_line(line: Line, escape: str, dialect: Dialect) -> Instruction:
+    """The instruction of one line. Raises AtLine."""
     try:
-        return records.read(msgspec.structs.replace(line, whole_arrays=whole_arrays), escape)
+        return records.read(msgspec.structs.replace(line, whole_arrays=dialect.whole_arrays), escape)
     except InvalidParameter as error:
         raise at_line(error, line.number, line.original) from error
 
@@ -136,14 +144,19 @@ def _stage(instruction: From, line: Line, before: Sequence[Stage], arguments: Ar
     parent = next((stage.index for stage in reversed(before) if stage.name and stage.name == given.image.lower()), None)
     if parent is None and given.image != SCRATCH and not _IDENTIFIER.fullmatch(given.image):
         reference.parse(given.image)
+    try:
+        platform = normalized(given.platform) if given.platform else ""
+    except InvalidParameter as error:
+        raise InvalidParameter(f"failed to parse platform {instruction.platform}: {error.message}") from error
     return Stage(
         index=len(before),
         name=given.name,
         base=given.image,
         parent=parent,
-        platform=normalized(given.platform) if given.platform else "",
+        platform=platform,
         text=line.original,
         line=line.number,
+        written=instruction,
     )
 
 
@@ -200,7 +213,7 @@ def target_index(dockerfile: Dockerfile, target: str) -> int:
 
 def _ordered(dockerfile: Dockerfile, wanted: Iterable[int]) -> tuple[Stage, ...]:
     """These stages and those that they use, each after those that it uses."""
-    uses = {stage.index: sorted(_used(dockerfile, stage)) for stage in dockerfile.stages}
+    uses = {stage.index: sorted(used(dockerfile, stage)) for stage in dockerfile.stages}
     done: dict[int, Stage] = {}
     for first in wanted:
         path: list[tuple[int, Iterator[int]]] = [(first, iter(uses[first]))] if first not in done else []
@@ -221,8 +234,8 @@ def _ordered(dockerfile: Dockerfile, wanted: Iterable[int]) -> tuple[Stage, ...]
     return tuple(done.values())
 
 
-def _used(dockerfile: Dockerfile, stage: Stage) -> set[int]:
-    """The indices of the stages that a stage uses itself."""
+def used(dockerfile: Dockerfile, stage: Stage) -> set[int]:
+    """The indices of the stages that a stage uses itself, its parent among them."""
     found: set[int] = set()
     instructions: list[Instruction] = list(stage.instructions)
     if stage.parent is not None:
@@ -270,7 +283,9 @@ __all__ = [
     "is_one",
     "needed",
     "read",
+    "read_line",
     "referred",
     "replaced",
     "target_index",
+    "used",
 ]

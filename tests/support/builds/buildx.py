@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.support.builds import sessions
 from tests.support.builds.sessions import Calling, Directories, Failure, Handler, Peer, every, fields, mapping
@@ -31,6 +32,8 @@ class Shown:
     """What was written to standard error."""
     statuses: dict[str, bool] = field(default_factory=dict)
     """Status lines, and whether they are complete."""
+    warnings: list[dict[int, Any]] = field(default_factory=list)
+    """The fields of each VertexWarning."""
 
 
 def shown(reports: list[bytes]) -> list[Shown]:
@@ -47,6 +50,8 @@ def shown(reports: list[bytes]) -> list[Shown]:
                 vertex.done = 6 in values
             elif kind == 2:
                 found[values[2]].statuses[values[1].decode()] = 8 in values
+            elif kind == 4:
+                found[values[1]].warnings.append(values)
             elif kind == 3:
                 vertex = found[values[1]]
                 if values[3] == 2:
@@ -63,6 +68,8 @@ class Built:
     response: dict[str, str]
     vertices: list[Shown]
     failure: Failure | None
+    documents: dict[str, bytes]
+    """The answer to a call, instead of an image."""
 
     def vertex(self, name: str) -> Shown:
         (found,) = [vertex for vertex in self.vertices if vertex.name == name]
@@ -118,6 +125,7 @@ class Build:
         self.status.send(part(1, self.ref), last=True)
         self.refused: Failure | None = None
         self._about = {"buildkit-controlapi-buildid": self.ref}
+        self._documents: dict[str, bytes] = {}
         self.definition = b""
         """Stands for the result when another build takes it as input."""
         if not direct:
@@ -138,8 +146,12 @@ class Build:
             self._returned = part(2, part(1, error.status) + part(2, error.message))
         else:
             self._returned = part(1, fields(answer)[3])
-            ref = fields(fields(fields(answer)[3])[3])
-            self._result, self.definition = ref[1].decode(), ref[2]
+            result = fields(answer)[3]
+            entries = [fields(entry) for number, entry in every(result) if number == 10]
+            self._documents = {entry[1].decode(): entry[2] for entry in entries}
+            if not entries:
+                ref = fields(fields(result)[3])
+                self._result, self.definition = ref[1].decode(), ref[2]
 
     def evaluate(self) -> None:
         """Build the result now. Raises Failure."""
@@ -165,7 +177,7 @@ class Build:
                     reports.append(report)
             except Failure as error:
                 failure = failure or error
-            return Built(found, shown(reports), failure)
+            return Built(found, shown(reports), failure, self._documents)
 
 
 def dockerfile(text: str, /, **files: bytes | sessions.Node) -> Directories:

@@ -476,7 +476,7 @@ def _places(text: str) -> list[tuple[int, int]]:
         return []
     status = base64.b64decode(text + "=" * (-len(text) % 4))
     found = [json.loads(fields(detail)[2]) for number, detail in every(status) if number == 3]
-    return [(each["start"]["line"], each["end"]["line"]) for place in found for each in place["ranges"]]
+    return [(each["start"]["line"], each["end"]["line"]) for place in found for each in place.get("ranges", ())]
 
 
 class Calling:

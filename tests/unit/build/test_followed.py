@@ -9,7 +9,7 @@ from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
 from engine.build.dockerfile.stages import Stage
-from engine.build.followed import Base
+from engine.build.dockerfile.walk import Base
 
 PLATFORMS = Platforms(build="linux/amd64", target="linux/amd64")
 NOTHING = Base((), ())

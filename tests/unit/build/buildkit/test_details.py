@@ -6,7 +6,7 @@ import base64
 import json
 
 from engine.build.buildkit import details
-from engine.build.buildkit.details import Lines
+from engine.build.buildkit.details import Lines, Named
 from tests.support.builds.sessions import fields
 
 
@@ -28,3 +28,10 @@ def test_where_in_the_dockerfile_it_is() -> None:
 
 def test_a_file_that_does_not_fit_into_a_trailer() -> None:
     assert details.encoded(2, "it failed", Lines("Dockerfile", b"x" * (details.LARGEST + 1), 1, 1)) == ""
+
+
+def test_what_the_frontend_does_not_have() -> None:
+    value = details.encoded(12, "unsupported", Named("Subrequest", "frontend.x"))
+    found = fields(fields(base64.b64decode(value + "=" * (-len(value) % 4)))[3])
+    assert found[1] == b"github.com/moby/buildkit/errdefs.Subrequest+json"
+    assert json.loads(found[2]) == {"name": "frontend.x"}

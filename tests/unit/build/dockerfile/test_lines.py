@@ -54,6 +54,18 @@ def test_the_text_of_a_step_is_the_whole_line() -> None:
     assert (line.keyword, line.text, line.rest) == ("RUN", "--mount=type=ssh   a  b", "a  b")
 
 
+def test_comments_before_a_line() -> None:
+    raw = (
+        b"# escape=`\n# check=a\n# one\n\n#two \nFROM a\n# x\n#\n# three\nRUN b `\n# no\n c\n"
+        b"RUN d\n  # odd\nRUN e\n# end"
+    )
+    assert lines.parse(raw).comments == {6: ("one", "two"), 10: ("three",), 15: ("# odd",)}
+
+
+def test_empty_lines_within_a_continuation() -> None:
+    assert lines.parse(b"RUN a \\\n\n\n b\nRUN c \\\n d\nRUN <<A \\\n\n e\nx\nA\n").gaps == (4, 9)
+
+
 def test_heredocs_keep_their_bytes() -> None:
     (line,) = lines.parse(b"COPY <<A <<-B /x\r\n\xff\r\n\\\n\nA\r\n\ty\n\tB").lines
     assert [(body.name, body.content) for body in line.heredocs] == [("A", "\udcff\r\n\\\n\n"), ("B", "\ty\n")]

@@ -1,0 +1,82 @@
+"""What a build knows of the images that its stages begin with before it has them: the configuration
+of an image that is here, or of the one in its registry, whose layers are not fetched for that.
+
+Threads: the event loop's. Not here: FROM, which pulls (`steps/base.py`).
+Raises:  AtLine for an image that is neither here nor in its registry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from engine.build import options as option
+from engine.build.dockerfile.lines import at_line
+from engine.build.dockerfile.stages import Stage
+from engine.build.dockerfile.walk import Base
+from engine.build.errors import AtLine
+from engine.build.options import Options
+from engine.build.parts import Parts
+from engine.build.steps import base as names
+from engine.errors import EngineError, InvalidParameter
+from engine.images import reference
+from engine.images.archive import is_digest
+from engine.images.credentials import NOBODY
+from engine.images.store import ImageStore
+from engine.wire.images import ImageConfig
+
+
+def here(stage: Stage, options: Options, images: ImageStore) -> Base | None:
+    """The image that a stage begins with, if it is here."""
+    platform = option.platform(stage.platform, options.dialect) or options.platform
+    name = names.named(stage.base, options)
+    try:
+        return _base(images.get(name, None if is_digest(name) else platform).config)
+    except EngineError:
+        kept = images.kept.find(name) if options.contexts else None
+        return None if kept is None else _base(kept.config)
+
+
+async def find(needed: Iterable[Stage], options: Options, parts: Parts) -> dict[int, Base]:
+    """The images that these stages begin with, by the index of the stage. Registries are asked for
+    those that are not here, all at once. The image of a named context may be unknown.
+    """
+    found: dict[int, Base] = {}
+    missing: dict[tuple[str, str], list[Stage]] = {}
+    for stage in needed:
+        name = names.named(stage.base, options)
+        if name == names.SCRATCH:
+            found[stage.index] = Base()
+        elif stage.parent is None and name:
+            base = here(stage, options, parts.images)
+            if base is None:
+                missing.setdefault((stage.base, stage.platform), []).append(stage)
+            else:
+                found[stage.index] = base
+    asked = (_asked(same[0], options, parts) for same in missing.values())
+    for same, base in zip(missing.values(), await asyncio.gather(*asked), strict=True):
+        found |= {stage.index: base for stage in same}
+    return found
+
+
+async def _asked(stage: Stage, options: Options, parts: Parts) -> Base:
+    platform = option.platform(stage.platform, options.dialect) or options.platform
+    name = names.named(stage.base, options)
+    try:
+        wanted = reference.parse(name)
+        credentials = options.credentials.get(wanted.domain, NOBODY)
+        return _base(await parts.remote.configuration(name, credentials, platform))
+    except EngineError as error:
+        text = f"{name}: failed to resolve source metadata for {name}: {error.message}"
+        raise AtLine(at_line(InvalidParameter(text), stage.line, stage.text).message, stage.line, text) from error
+
+
+def _base(document: ImageConfig) -> Base:
+    config = document.config
+    platform = f"{document.os}/{document.architecture}"
+    if config is None:
+        return Base(platform=platform)
+    return Base(config.env or (), config.on_build or (), config.shell or (), platform)
+
+
+__all__ = ["find", "here"]
