@@ -72,6 +72,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Images whose layers may serve as cache."""
     target: str = ""
     """Name or number of the stage to build; empty for the last one."""
+    cache_namespace: str = ""
+    """Builds share a `RUN --mount=type=cache` with those of the same one only."""
     hostname: str = ""
     """Of RUN's containers; empty for each one's own."""
     platform: Platform | None = None

@@ -411,6 +411,29 @@ def test_what_run_sees_of_buildkit(builder: TempEngine) -> None:
         assert not any("SBOM" in line for line in lines)
 
 
+def test_a_limit_of_memory_kills(builder: TempEngine) -> None:
+    text = f"FROM busybox\nRUN : {unique()}; head -c 64m /dev/zero | tail\n"
+    options = {"memory": str(16 << 20), "memswap": str(16 << 20)}
+    failure = build(builder, text, options=options).failure
+    assert failure is not None and "exit code: 137" in failure.message
+
+
+def test_caches_of_several_namespaces(builder: TempEngine) -> None:
+    cache = f"--mount=type=cache,id={unique()},target=/c"
+    text = f"FROM busybox\nRUN {cache} echo $N >>/c/names; tr '\\n' ' ' </c/names\n"
+
+    def printed(namespace: str, name: str) -> bytes:
+        options = {"build-arg:BUILDKIT_CACHE_MOUNT_NS": namespace}
+        built = build(builder, text.replace("$N", name), options=options)
+        assert built.failure is None
+        return built.vertices[-2].log
+
+    assert printed("", "a") == b"a "
+    assert printed("one", "b") == b"b "
+    assert printed("one", "c") == b"b c "
+    assert printed("", "d") == b"a d "
+
+
 def test_stages_without_the_cache(builder: TempEngine) -> None:
     first_run, last_run = f"RUN cat /proc/sys/kernel/random/uuid >/{unique()}", f"RUN : {unique()}"
     text = f"FROM busybox AS a\n{first_run}\nFROM a AS b\nRUN true\nFROM busybox\n{last_run}\nCOPY --from=b / /x\n"

@@ -19,6 +19,7 @@ import functools
 import io
 import logging
 import posixpath
+import re
 import tarfile
 from collections.abc import (
     AsyncGenerator,
@@ -77,6 +78,7 @@ _CAPABILITIES = frozenset(
 )
 _NAMED = b"FROM scratch\nCOPY . /\n"
 """A named context that is a directory becomes an image."""
+_OR_UNLIMITED = "-1|[0-9]{1,18}"
 _HUB_HOST = "registry-1.docker.io"
 
 Opened: TypeAlias = Callable[[Log], AbstractAsyncContextManager[tuple[Tree, bytes]]]
@@ -151,6 +153,13 @@ def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[
         network_mode="" if network in ("default", "sandbox") else network,
         shm_size=_number(given, "shm-size"),
         cgroup_parent=given.get("cgroup-parent", ""),
+        memory=_number(given, "memory"),
+        memory_swap=_number(given, "memswap", _OR_UNLIMITED),
+        cpu_shares=_number(given, "cpushares"),
+        cpu_period=_number(given, "cpuperiod"),
+        cpu_quota=_number(given, "cpuquota", _OR_UNLIMITED),
+        cpuset_cpus=given.get("cpusetcpus", ""),
+        cpuset_mems=given.get("cpusetmems", ""),
         ulimits=_ulimits(given.get("ulimit", "")) or None,
         extra_hosts=[each.replace("=", ":", 1) for each in listed(given, "add-hosts")] or None,
     )
@@ -166,6 +175,7 @@ def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[
             remote="" if _upload_path(url) else url,
             no_cache=given.get("no-cache") == "",
             no_cache_stages=frozenset(each.strip().lower() for each in listed(given, "no-cache")),
+            cache_namespace=given.get("build-arg:BUILDKIT_CACHE_MOUNT_NS", ""),
             hostname=given.get("build-arg:BUILDKIT_SANDBOX_HOSTNAME", "") or given.get("hostname", "") or SANDBOX,
             force_remove=True,  # BuildKit leaves no containers
             pull=given.get("image-resolve-mode", "") == "pull",
@@ -213,6 +223,8 @@ def _check(given: Mapping[str, str], frontend: str, inputs: Mapping[str, str]) -
             _check_context(name.removeprefix("context:"), given[name], inputs)
         if name == "attest:sbom":
             raise Unimplemented("SBOM attestations are not supported")
+        if name == "contextsubdir" and given[name].strip("/."):
+            raise Unimplemented("contextsubdir is not supported: a repository's URL may name a directory")
 
 
 def _check_parts(given: Mapping[str, str]) -> None:
@@ -241,10 +253,11 @@ def listed(given: Mapping[str, str], name: str) -> list[str]:
         raise InvalidParameter(f"invalid value for {name}: {text[:100]!r}: {words(error)}") from None
 
 
-def _number(given: Mapping[str, str], name: str) -> int:
-    text = given.get(name, "0")
-    if not text.isascii() or not text.isdigit() or len(text) > 18:
-        raise InvalidParameter(f"invalid value for {name}: {text[:100]!r} is not a number of bytes")
+def _number(given: Mapping[str, str], name: str, numbers: str = "[0-9]{1,18}") -> int:
+    """Zero when it is not given."""
+    text = given.get(name, "") or "0"
+    if not re.fullmatch(numbers, text, re.ASCII):
+        raise InvalidParameter(f"invalid value for {name}: {text[:100]!r} is not a number")
     return int(text)
 
 

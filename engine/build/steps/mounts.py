@@ -69,7 +69,7 @@ async def read(stage: StageBuild, mounts: Sequence[RunMount], log: Log) -> Wante
     """Check the mounts, and find what the step's key has to contain of them."""
     key: list[object] = []
     caches: list[str] = []
-    mounts = [_with_path(stage, mount) for mount in mounts]
+    mounts = [_in_namespace(stage, _with_path(stage, mount)) for mount in mounts]
     for mount in mounts:
         if (mount.target or mount.type not in ("secret", "ssh")) and _target(stage, mount) == "/":
             raise InvalidParameter('RUN --mount: invalid mount target "/"')
@@ -89,6 +89,14 @@ def _with_path(stage: StageBuild, mount: RunMount) -> RunMount:
         return mount
     rooted = stage.site.options.dialect.rooted_sources
     return msgspec.structs.replace(mount, source=source_path(mount.source, rooted=rooted))
+
+
+def _in_namespace(stage: StageBuild, mount: RunMount) -> RunMount:
+    """The mount; a cache with the namespace of the build in its id."""
+    namespace = stage.site.options.cache_namespace
+    if mount.type != "cache" or not namespace:
+        return mount
+    return msgspec.structs.replace(mount, id=f"{namespace}/{mount.id or _target(stage, mount)}")
 
 
 def _target(stage: StageBuild, mount: RunMount) -> str:

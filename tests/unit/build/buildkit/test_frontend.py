@@ -96,6 +96,21 @@ def test_the_host_name() -> None:
     assert frontend.read({"build-arg:BUILDKIT_SANDBOX_HOSTNAME": "x"}, DOCKERFILE_V0, "").options.hostname == "x"
 
 
+def test_limits_of_run() -> None:
+    host = read(
+        **{"memory": "67108864", "memswap": "-1", "cpushares": "512", "cpuperiod": "50000", "cpuquota": "25000"},
+        cpusetcpus="0",
+        cpusetmems="0",
+    ).options.host
+    assert (host.memory, host.memory_swap, host.cpu_shares) == (64 << 20, -1, 512)
+    assert (host.cpu_period, host.cpu_quota, host.cpuset_cpus, host.cpuset_mems) == (50_000, 25_000, "0", "0")
+
+
+def test_the_namespace_of_caches() -> None:
+    found = frontend.read({"build-arg:BUILDKIT_CACHE_MOUNT_NS": "mine"}, DOCKERFILE_V0, "")
+    assert found.options.cache_namespace == "mine"
+
+
 def test_other_systems() -> None:
     assert read(platform="darwin/arm64").options.platform == Platform(os="darwin", architecture="arm64")
     with pytest.raises(InvalidParameter, match="windows"):
@@ -136,6 +151,10 @@ def test_the_frontend_as_an_image(source: str) -> None:
         (DOCKERFILE_V0, {"attest:sbom": ""}, Unimplemented, "SBOM"),
         (DOCKERFILE_V0, {"platform": "linux/amd64,linux/arm64"}, Unimplemented, "one platform"),
         (DOCKERFILE_V0, {"shm-size": "1k"}, InvalidParameter, "shm-size: '1k'"),
+        (DOCKERFILE_V0, {"memory": "-1"}, InvalidParameter, "memory: '-1'"),
+        (DOCKERFILE_V0, {"cpuquota": "x"}, InvalidParameter, "cpuquota: 'x'"),
+        (DOCKERFILE_V0, {"memory": "1"}, InvalidParameter, "emory limit"),
+        (DOCKERFILE_V0, {"contextsubdir": "a/b"}, Unimplemented, "contextsubdir"),
         (DOCKERFILE_V0, {"ulimit": "nofile=x"}, InvalidParameter, "ulimit: 'nofile=x'"),
         (DOCKERFILE_V0, {"add-hosts": "nothing"}, InvalidParameter, "nothing"),
     ],
