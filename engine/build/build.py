@@ -4,7 +4,8 @@ A stage waits for the stages that it begins with or copies from, and for nothing
 independent stages run side by side. Stages that the target does not need are not run, and their
 bases are not pulled, unless an ONBUILD trigger of a base copies from them. The first failure ends
 all stages. The output shown is what a serial build would have shown: every step up to the failed
-one. If a later stage fails first, its failed step follows those that have ended.
+one. If a later stage fails first, its failed step follows those that have ended. BuildKit's clients
+see the stages side by side.
 
 Owns:    the tasks of the stages, from `work` until its end; claims on the layers in use.
 Threads: the event loop's.
@@ -15,8 +16,10 @@ Not here: one stage (`stage.py`), contexts (`builder.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import posixpath
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 import msgspec
 
@@ -28,7 +31,7 @@ from engine.build.dockerfile.stages import Dockerfile
 from engine.build.options import Options, context_key
 from engine.build.output import Log
 from engine.build.parts import Parts
-from engine.build.reports import ImageMade, Report
+from engine.build.reports import CheckWarning, ImageMade, OfStage, Report, StepEnded
 from engine.build.stage import Site, StageBuild, Step
 from engine.build.state import State
 from engine.build.steps import base, copy, meta, run
@@ -61,6 +64,8 @@ class Build:
         self._end = Log(parts.images.temporary)
         self._stages = [StageBuild(self._site, stage, begin, apply) for stage in self._needed]
         self._stages[-1].add_labels(options.labels)
+        self._shown = tuple(self._stages)
+        """Those whose steps have lines of their own; the last one is the target."""
         self.steps = [
             *(Step(each.text, Log(parts.images.temporary)) for each in dockerfile.global_arguments),
             *(step for stage in self._stages for step in stage.steps),
@@ -73,15 +78,25 @@ class Build:
             step.begin()
             step.done = True
             step.log.close()
-        for each in self._stages:
-            _name_vertices(each, alone=dockerfiles.is_one(dockerfile))
+        bases: set[tuple[str, str]] = set()
+        for each in sorted(self._stages, key=lambda stage: stage.index):
+            _name_vertices(each, bases, alone=dockerfiles.is_one(dockerfile))
         # Last: `work` releases them, and a refused build does no work.
         self._claims = parts.images.claims()
 
     # --- output -----------------------------------------------------------------------------------
 
     async def reports(self) -> AsyncIterator[Report]:
-        """The reports of all steps, in order, up to the first that failed."""
+        """The reports of all steps, and those of the end."""
+        shown = self._side_by_side() if self._options.dialect.side_by_side else self._in_turn()
+        async with contextlib.aclosing(shown):
+            async for report in shown:
+                yield report
+        async for report in self._end.read():
+            yield report
+
+    async def _in_turn(self) -> AsyncGenerator[Report, None]:
+        """In the order of the file, up to the first step that failed."""
         for step in self.steps:
             async for report in step.log.read():
                 yield report
@@ -92,8 +107,41 @@ class Build:
         if failed is not None and failed is not step and failed in self.steps:
             async for report in failed.log.read():
                 yield report
-        async for report in self._end.read():
-            yield report
+
+    async def _side_by_side(self) -> AsyncGenerator[Report, None]:
+        """As they come, each with its stage. The last one names the step that failed."""
+        readers = [self._of_stage(stage) for stage in self._shown]
+        waiting = {asyncio.ensure_future(anext(reader, None)): reader for reader in readers}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    reader = waiting.pop(task)
+                    report = task.result()
+                    if report is not None:
+                        yield report
+                        waiting[asyncio.ensure_future(anext(reader, None))] = reader
+        finally:
+            for task in waiting:
+                await cancelled(task)
+            for reader in readers:
+                await reader.aclose()
+        for stage in self._shown:
+            if self._failed in stage.steps:
+                yield OfStage(stage.index, StepEnded(failed=True))
+
+    async def _of_stage(self, stage: StageBuild) -> AsyncGenerator[OfStage, None]:
+        for step in stage.steps:
+            async for report in step.log.read():
+                # the result is the last image, and only the target's
+                if not isinstance(report, CheckWarning | OfStage | ImageMade) or (
+                    isinstance(report, ImageMade) and stage is self._shown[-1]
+                ):
+                    yield OfStage(stage.index, report)
+            step.log.release()
+            if not step.done:
+                break
+            yield OfStage(stage.index, StepEnded())
 
     # --- work -------------------------------------------------------------------------------------
 
@@ -216,9 +264,10 @@ _SHOWN = Run | Copy | Add | Workdir
 """Instructions that BuildKit's progress has."""
 
 
-def _name_vertices(build: StageBuild, *, alone: bool) -> None:
+def _name_vertices(build: StageBuild, bases: set[tuple[str, str]], *, alone: bool) -> None:
     """Name the steps of a stage as BuildKit does: with the name of the stage, unless it is `alone`
-    in the file, and their numbers among those that its progress has.
+    in the file, and their numbers among those that its progress has. `bases`: the images of stages
+    before, with their platforms. An image has one line, and `WORKDIR /` none.
     """
     stage = build.stage
     options = build.site.options
@@ -231,10 +280,18 @@ def _name_vertices(build: StageBuild, *, alone: bool) -> None:
     ]
     name = "" if alone else f"{stage.name or f'stage-{stage.index}'} "
     width = len(str(len(shown)))
-    for number, step in enumerate(shown, 1):
-        step.prefix = f"[{name}{number:{width}}/{len(shown)}] "
+    number = 0
+    for step in shown:
+        if isinstance(step.instruction, Workdir) and posixpath.normpath(step.instruction.path) in ("/", "//"):
+            continue
+        number += 1
         if step.instruction is None:
-            step.shown = f"FROM {context_key(stage.base)}"
+            image = context_key(stage.base)
+            step.shown = f"FROM {image}"
+            if (image, stage.platform) in bases:
+                continue
+            bases.add((image, stage.platform))
+        step.prefix = f"[{name}{number:{width}}/{len(shown)}] "
 
 
 async def begin(stage: StageBuild, log: Log) -> State:

@@ -53,6 +53,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """`# syntax` names the frontend, and one that this engine does not have is refused. Otherwise
     the line is ignored.
     """
+    side_by_side: bool
+    """The reports of stages that are built at one time are mixed. Otherwise a stage is shown when
+    those before it have ended, as if they were built in turn.
+    """
     checks: bool
     """The file is checked by the rules of `lint.py`, `# check=` and BUILDKIT_DOCKERFILE_CHECK.
     Otherwise empty continuation lines alone are warned of.

@@ -60,6 +60,20 @@ class ImageMade(msgspec.Struct, frozen=True, tag=True):
     id: str
 
 
+class StepEnded(msgspec.Struct, frozen=True, tag=True):
+    """A step has ended. `failed`: it is the one of which the build fails."""
+
+    failed: bool = False
+
+
+class OfStage(msgspec.Struct, frozen=True, tag=True):
+    """A report of one stage, among those of others that are built beside it."""
+
+    stage: int
+    """Its number in the Dockerfile."""
+    report: StepBegun | StepEnded | CacheHit | Output | Notice | Transfer | ImageMade
+
+
 class CheckWarning(msgspec.Struct, frozen=True, tag=True):
     """A check of the Dockerfile that failed. Only BuildKit's progress has them."""
 
@@ -70,7 +84,7 @@ class CheckWarning(msgspec.Struct, frozen=True, tag=True):
     """First and last line in the Dockerfile."""
 
 
-Report = CheckWarning | StepBegun | CacheHit | Output | Notice | Transfer | ImageMade
+Report = CheckWarning | OfStage | StepEnded | StepBegun | CacheHit | Output | Notice | Transfer | ImageMade
 
 
 def size(report: Report) -> int:
@@ -87,9 +101,11 @@ __all__ = [
     "CheckWarning",
     "ImageMade",
     "Notice",
+    "OfStage",
     "Output",
     "Report",
     "StepBegun",
+    "StepEnded",
     "Transfer",
     "size",
 ]

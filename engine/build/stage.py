@@ -337,7 +337,7 @@ class StageBuild:
         if not triggers:
             return
         self.state = _without_triggers(self.state)
-        log.say(f"# Executing {len(triggers)} build trigger{'s' if len(triggers) > 1 else ''}...\n")
+        log.say(f"# Executing {len(triggers)} build trigger{'s' if len(triggers) > 1 else ''}...\n", classic=True)
         for text in triggers:
             whole = self.site.options.dialect.whole_arrays
             instruction = records.read_text(text, self.site.dockerfile.escape, whole_arrays=whole)

@@ -448,7 +448,7 @@ def test_a_bind_mount_is_known_by_what_it_shows(builder: TempEngine) -> None:
         return f"FROM busybox AS a\nRUN mkdir /d; echo {word} >/d/f; echo {other} >/other\nFROM busybox\n{run}\n"
 
     word, run = unique(), "RUN --mount=from=a,source=/d,target=/m cat /m/f"
-    assert build(builder, text("1")).vertices[-2].log == f"{word}\n".encode()
+    assert build(builder, text("1")).vertex(f"[stage-1 2/2] {run}").log == f"{word}\n".encode()
     assert build(builder, text("2")).vertex(f"[stage-1 2/2] {run}").cached
     word = unique()
     assert build(builder, text("2")).vertices[-2].log == f"{word}\n".encode()
@@ -472,6 +472,40 @@ def test_an_image_without_files(builder: TempEngine) -> None:
 
 
 # --- failures -------------------------------------------------------------------------------------
+
+
+def test_stages_are_shown_side_by_side(builder: TempEngine) -> None:
+    cache = f"--mount=type=cache,id={unique()},target=/c"
+    first = f"RUN {cache} until test -e /c/there; do sleep 0.02; done"
+    second = f"RUN {cache} touch /c/there"
+    built = build(
+        builder,
+        f"FROM busybox AS a\n{first}\nFROM busybox AS b\n{second}\nFROM scratch\n"
+        "COPY --from=a /etc /a\nCOPY --from=b /etc /b\n",
+    )
+    assert built.failure is None
+    begun, ended = built.vertex(f"[a 2/2] {first}").times
+    assert begun < built.vertex(f"[b 2/2] {second}").times[1] <= ended
+    # an image of several stages has one line
+    assert [vertex.name for vertex in built.vertices if "FROM" in vertex.name] == [
+        "[a 1/2] FROM docker.io/library/busybox:latest"
+    ]
+
+
+def test_a_failure_is_shown_at_its_step(builder: TempEngine) -> None:
+    word = unique()
+    waits, fails = f"RUN : {word}; sleep 600", f"RUN : {word}; exit 3"
+    built = build(builder, f"FROM busybox AS a\n{waits}\nFROM busybox\n{fails}\nCOPY --from=a / /x\n")
+    assert built.failure is not None and "exit code: 3" in built.failure.message
+    assert built.failure.places == [(4, 4)]
+    assert "exit code: 3" in built.vertex(f"[stage-1 2/3] {fails}").error
+    assert built.vertex(f"[a 2/2] {waits}").error == "context canceled"
+
+
+def test_workdir_of_the_root_has_no_line(builder: TempEngine) -> None:
+    built = build(builder, f"FROM busybox\nLABEL a={unique()}\nWORKDIR /\nWORKDIR /a\n")
+    names = [vertex.name for vertex in built.vertices if vertex.name[:2] == "[1" or vertex.name[:2] == "[2"]
+    assert names == ["[1/3] FROM docker.io/library/busybox:latest", "[2/3] WORKDIR /a"]
 
 
 def test_a_command_that_fails(builder: TempEngine) -> None:

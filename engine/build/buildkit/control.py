@@ -63,7 +63,7 @@ from engine.build.buildkit.exporting import LOCAL, TAR
 from engine.build.buildkit.frontend import Builder, Files, Wanted
 from engine.build.buildkit.grpc import Connection, Handler, Stream
 from engine.build.buildkit.messages import BytesMessage, shortened
-from engine.build.buildkit.progress import Progress, Steps
+from engine.build.buildkit.progress import CANCELED, Progress, Steps
 from engine.build.buildkit.session import Sessions
 from engine.build.errors import AtLine, StepFailed
 from engine.build.options import PruneOptions
@@ -485,7 +485,7 @@ class Control:
             lines = (error.line, error.line) if isinstance(error, AtLine) else steps.lines
             raise _placed(words, wanted, files, lines) from error
         except asyncio.CancelledError:
-            steps.end("context canceled")
+            steps.end(CANCELED)
             raise
         steps.end()
         result.image_id, result.is_new = steps.image_id, steps.image_id not in before

@@ -44,9 +44,11 @@ from engine.build.reports import (
     CheckWarning,
     ImageMade,
     Notice,
+    OfStage,
     Output,
     Report,
     StepBegun,
+    StepEnded,
     Transfer,
 )
 
@@ -64,6 +66,8 @@ TOGETHER_BYTES = 1 << 20
 """Their bytes, without those of the last one, which has less than 128 KiB."""
 PIECE = 64 << 10
 """Bytes of output in one report."""
+CANCELED = "context canceled"
+"""The error of a vertex whose build ends for another reason."""
 STALLED = 10.0
 """Seconds without a message after which a reader is not waited for at the end of a build."""
 
@@ -323,29 +327,71 @@ def _pieces(data: bytes) -> Iterator[bytes]:
 
 
 class Steps:
-    """The steps of a build as vertices."""
+    """The steps of a build as vertices. Stages that are built at one time have one each."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._lanes: dict[int, _Lane] = {}
+        self._last = self._lane(_NO_STAGE)
+        """The one of the last report.
+
+        A build that fails ends with a report of the stage that failed.
+        """
+        self.image_id = ""
+        """The image that was built, once it is known."""
+
+    @property
+    def lines(self) -> tuple[int, int] | None:
+        """Those of the last step that has begun in the stage of the last report."""
+        return self._last.lines
+
+    def _lane(self, stage: int) -> _Lane:
+        if stage not in self._lanes:
+            self._lanes[stage] = _Lane(self._progress)
+        return self._lanes[stage]
+
+    def take(self, report: Report) -> None:
+        """One report of the builder."""
+        stage = _NO_STAGE
+        if isinstance(report, OfStage):
+            stage, report = report.stage, report.report
+        self._last = self._lane(stage)
+        if isinstance(report, ImageMade):
+            self.image_id = report.id
+        else:
+            self._last.take(report)
+
+    def end(self, error: str = "") -> None:
+        """The current steps have ended. An error is shown at the last one; others are canceled."""
+        for lane in self._lanes.values():
+            lane.end(error if lane is self._last or not error else CANCELED)
+
+
+_NO_STAGE = -1
+"""Of reports before and after the stages."""
+
+
+class _Lane:
+    """Steps of which each begins after the end of the one before."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._current: VertexProgress | None = None
         self._name = "[internal] prepare the build"
         """Of the step whose reports come, if it gets a vertex only with the first of them."""
-        self.image_id = ""
-        """The image that was built, once it is known."""
         self.lines: tuple[int, int] | None = None
-        """Those of the last step that has begun.
-
-        A build that fails ends with the step's reports.
-        """
+        """Those of the last step that has begun."""
 
     def take(self, report: Report) -> None:
-        """One report of the builder."""
         if isinstance(report, StepBegun):
             self.end()
             self._name = report.text
             self.lines = report.lines
             if report.vertex:
                 self._current = self._progress.vertex(report.vertex)
+        elif isinstance(report, StepEnded):
+            if not report.failed:
+                self.end()
         elif isinstance(report, CacheHit):
             if self._current is not None:
                 self._current.cached = True
@@ -356,8 +402,6 @@ class Steps:
                 self._vertex().log(report.text)
         elif isinstance(report, Transfer):
             self._take_transfer(report)
-        elif isinstance(report, ImageMade):
-            self.image_id = report.id
 
     def _take_transfer(self, report: Transfer) -> None:
         detail = report.progress_detail
@@ -372,7 +416,6 @@ class Steps:
         return self._current
 
     def end(self, error: str = "") -> None:
-        """The current step has ended. With an error it is shown at that step."""
         if self._current is not None:
             self._current.end(error)
             self._current = None

@@ -27,6 +27,8 @@ class Shown:
     cached: bool = False
     error: str = ""
     done: bool = False
+    times: tuple[int, int] = (0, 0)
+    """When it began and ended, in nanoseconds; 0 if it has not."""
     log: bytes = b""
     errors: bytes = b""
     """What was written to standard error."""
@@ -48,6 +50,7 @@ def shown(reports: list[bytes]) -> list[Shown]:
                 vertex.cached, vertex.error = bool(values.get(4)), values.get(7, b"").decode()
                 assert 5 in values
                 vertex.done = 6 in values
+                vertex.times = (_time(values[5]), _time(values.get(6, b"")))
             elif kind == 2:
                 found[values[2]].statuses[values[1].decode()] = 8 in values
             elif kind == 4:
@@ -59,6 +62,11 @@ def shown(reports: list[bytes]) -> list[Shown]:
                 else:
                     vertex.log += values[4]
     return list(found.values())
+
+
+def _time(data: bytes) -> int:
+    values = fields(data)
+    return values.get(1, 0) * 1_000_000_000 + values.get(2, 0)
 
 
 @dataclass

@@ -16,7 +16,19 @@ from engine.build.buildkit.control_messages import DiskUsageResponse, StatusResp
 from engine.build.buildkit.messages import TEXT_BYTES, shortened
 from engine.build.buildkit.progress import Clip, Limits, Progress, Steps
 from engine.build.prune import Entry
-from engine.build.reports import STDERR, STDOUT, CacheHit, ImageMade, Notice, Output, Report, StepBegun, Transfer
+from engine.build.reports import (
+    STDERR,
+    STDOUT,
+    CacheHit,
+    ImageMade,
+    Notice,
+    OfStage,
+    Output,
+    Report,
+    StepBegun,
+    StepEnded,
+    Transfer,
+)
 from engine.wire.images import ProgressDetail
 from tests.support import PATIENCE
 
@@ -74,6 +86,28 @@ def test_a_build() -> None:
     assert all(vertex["ended"] and not vertex["error"] for vertex in vertices)
     assert [vertex["logs"] for vertex in vertices] == [[], [(1, b"out\n"), (2, b"err\n"), (1, b"words\n")]]
     assert steps.image_id == "sha256:2"
+
+
+def test_stages_side_by_side() -> None:
+    vertices, steps = collected(
+        OfStage(0, began(1, 4, "RUN a", "[a 1/1] RUN a")),
+        OfStage(1, began(2, 4, "RUN b", "[b 1/2] RUN b")),
+        OfStage(0, Output(1, "of a\n")),
+        OfStage(1, Output(1, "of b\n")),
+        OfStage(1, CacheHit()),
+        OfStage(1, StepEnded()),
+        OfStage(1, StepBegun(3, 4, "RUN c", "[b 2/2] RUN c", (5, 6))),
+        OfStage(0, Output(2, "more\n")),
+        OfStage(1, StepEnded(failed=True)),
+        error="it failed",
+    )
+    assert [(each["name"], each["cached"], each["error"]) for each in vertices] == [
+        ("[a 1/1] RUN a", False, "context canceled"),
+        ("[b 1/2] RUN b", True, ""),
+        ("[b 2/2] RUN c", False, "it failed"),
+    ]
+    assert [each["logs"] for each in vertices] == [[(1, b"of a\n"), (2, b"more\n")], [(1, b"of b\n")], []]
+    assert steps.lines == (5, 6)
 
 
 def test_downloads_are_status_lines() -> None:

@@ -84,10 +84,10 @@ READ: list[tuple[str, Instruction]] = [
         Env(pairs=(("a", "b"), ("c", "'d e'"), ("f", '"g"'), ("h", "i\\ j"), ("k", ""))),
     ),
     ("ENV a b c=d", Env(pairs=(("a", "b c=d"),), legacy=True)),
-    ("ENV a\tb", Env(pairs=(("a", "b"),))),
+    ("ENV a\tb", Env(pairs=(("a", "b"),), legacy=True)),
     ("ENV a=b=c", Env(pairs=(("a", "b=c"),))),
     ("LABEL a=b 'c d'=e", Label(pairs=(("a", "b"), ("'c d'", "e")))),
-    ("LABEL a b c", Label(pairs=(("a", "b c"),))),
+    ("LABEL a b c", Label(pairs=(("a", "b c"),), legacy=True)),
     ("ARG a", Arg(pairs=(("a", None),))),
     ("ARG a=", Arg(pairs=(("a", ""),))),
     ("ARG a=b", Arg(pairs=(("a", "b"),))),
@@ -307,7 +307,7 @@ def test_triggers_of_a_base_image(text: str, message: str) -> None:
 
 EXPANDED: list[tuple[str, Instruction]] = [
     ("ENV $A=$B ${NONE:-x}='$A'", Env(pairs=(("one", "two words"), ("x", "$A")))),
-    ('ENV a "$B" b', Env(pairs=(("a", "two words b"),))),
+    ('ENV a "$B" b', Env(pairs=(("a", "two words b"),), legacy=True)),
     ("LABEL a=$A $NONE=b", Label(pairs=(("a", "one"), ("", "b")))),
     ("ARG a=$A b", Arg(pairs=(("a", "one"), ("b", None)))),
     ("COPY $A 'b' ${NONE:-/c}/", Copy(sources=("one", "b"), destination="/c/")),
