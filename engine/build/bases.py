@@ -54,8 +54,23 @@ async def find(needed: Iterable[Stage], options: Options, parts: Parts) -> dict[
             else:
                 found[stage.index] = base
     asked = (_asked(same[0], options, parts) for same in missing.values())
-    for same, base in zip(missing.values(), await asyncio.gather(*asked), strict=True):
-        found |= {stage.index: base for stage in same}
+    for same, answer in zip(missing.values(), await asyncio.gather(*asked, return_exceptions=True), strict=True):
+        if isinstance(answer, BaseException):
+            raise answer
+        found |= {stage.index: answer for stage in same}
+    return found
+
+
+def titles(needed: Iterable[Stage], options: Options) -> dict[str, int]:
+    """What BuildKit's progress says while `find` works, each with the line of the first stage that
+    begins with the image.
+    """
+    found: dict[str, int] = {}
+    for stage in needed:
+        name = names.named(stage.base, options)
+        if stage.parent is None and name and name != names.SCRATCH and not is_digest(name):
+            own = "internal" if name == stage.base else f"context {stage.base}"
+            found.setdefault(f"[{own}] load metadata for {option.context_key(name)}", stage.line)
     return found
 
 

@@ -32,18 +32,19 @@ from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
 from engine.build.dockerfile.walk import Base, Walk
+from engine.build.errors import AtLine
 from engine.build.git import Checkout
 from engine.build.options import Options, PruneOptions, context_key
 from engine.build.output import Log
 from engine.build.parts import Parts
 from engine.build.remote import Text
-from engine.build.reports import Report
+from engine.build.reports import FIRST_LANE, OfStage, Report, StepBegun, StepEnded
 from engine.build.sharing import SharedSteps
 from engine.build.trees import DirectoryTree, MemoryTree, Tree, source_path
 from engine.config import Config
 from engine.config.cache import CachePolicy
 from engine.containers.containers import Containers
-from engine.errors import InvalidParameter, NotFound
+from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
 from engine.images.archive import ARCHITECTURE
 from engine.images.remote import Remote
@@ -220,15 +221,25 @@ class Builder:
         cannot be built, and for one that wants its warnings to be errors.
         """
         check = await asyncio.to_thread(lint.Check, raw, _request(options))
+        known: dict[int, Base] = {}
+        failure = None
+        titles = bases.titles(check.stages, options)
+        lanes = range(FIRST_LANE, FIRST_LANE - len(titles), -1)
+        for lane, (title, line) in zip(lanes, titles.items(), strict=True):
+            log.write(OfStage(lane, StepBegun(0, 0, title, title, (line, line))))
         try:
             known = await bases.find(check.stages, options, self._parts)
-        except InvalidParameter:  # FROM will say it
-            known = {
-                stage.index: base for stage in check.stages if (base := bases.here(stage, options, self._parts.images))
-            }
-        findings = await asyncio.to_thread(_findings, check, known)
+        except AtLine as error:
+            failure = error
+        findings = await asyncio.to_thread(_findings, check, known, failure)
         for each in findings.warnings:
             log.write(each.report)
+        for failed in (False, True):  # the last report is of the one that failed
+            for lane, line in zip(lanes, titles.values(), strict=True):
+                if (failure is not None and line == failure.line) == failed:
+                    log.write(OfStage(lane, StepEnded(failed)))
+        if failure is not None:
+            raise ServerError(failure.reason) from failure
         if check.failure is not None:
             raise check.failure
         if findings.violated:

@@ -13,6 +13,9 @@ from engine.wire.images import ProgressDetail
 
 STDOUT, STDERR = 1, 2
 
+FIRST_LANE = -2
+"""In place of a stage's number, and downwards: work before the stages that is done at one time."""
+
 
 class StepBegun(msgspec.Struct, frozen=True, tag=True):
     """An instruction of the Dockerfile. What follows belongs to it, until the next one."""
@@ -95,6 +98,7 @@ def size(report: Report) -> int:
 
 
 __all__ = [
+    "FIRST_LANE",
     "STDERR",
     "STDOUT",
     "CacheHit",
