@@ -48,6 +48,12 @@ from engine.images.instructions.words import Line
 MOST = 1000
 """Warnings of one file; later ones are dropped."""
 
+MOST_INSTRUCTIONS = 2000
+"""Of the stages that are checked. A build has fewer; the time grows with their square."""
+
+_MOST_HINTS = 100
+"""Suggestions of other names in one file, which take long to find."""
+
 ARGUMENT = "BUILDKIT_DOCKERFILE_CHECK"
 """The build argument that takes the place of `# check=`."""
 
@@ -231,6 +237,7 @@ class Check:
         """Why the file cannot be built."""
         self._document = Document()
         self._read: list[Instruction] = []
+        self._hints = 0
         self.file: Dockerfile | None = None
         """None if it cannot be built."""
         try:
@@ -276,6 +283,10 @@ class Check:
         if self._choice.holds(rule) and len(self._warnings) < MOST:
             self._warnings.append(Warned(rule, detail, line, last or self._document.ends.get(line, line)))
 
+    def _hint(self, name: str, names: Sequence[str], sign: str = "") -> str:
+        self._hints += 1
+        return hint(name, names, sign) if self._hints <= _MOST_HINTS else ""
+
     # --- lines ------------------------------------------------------------------------------------
 
     def _begun(self, raw: bytes) -> Dockerfile:
@@ -307,7 +318,7 @@ class Check:
             )
         except InvalidParameter as error:
             unset = self._bases(globals_, error.line if isinstance(error, AtLine) else document.lines[-1].number)
-            suggested = next((found for name in unset if (found := hint(name, globals_))), "")
+            suggested = next((found for name in unset if (found := self._hint(name, globals_))), "")
             if not isinstance(error, AtLine) or not suggested:
                 raise
             raise AtLine(error.message, error.line, f"{error.reason}{suggested}") from error
@@ -431,7 +442,7 @@ class Check:
                     value = ""
                 for name in dict.fromkeys(variables.missing):
                     if name not in names:
-                        detail = f"FROM argument '{name}' is not declared{hint(name, names)}"
+                        detail = f"FROM argument '{name}' is not declared{self._hint(name, names)}"
                         self._warn(UNDEFINED_ARG_IN_FROM, detail, found.line)
                 if text == found.platform:
                     unset = variables.missing
@@ -461,6 +472,10 @@ class Check:
     def _stages(self, file: Dockerfile, base: Callable[[Stage], Base | None]) -> None:
         walk = Walk(file, base)
         checked = {stage.index for stage in self.stages}
+        count = sum(len(stage.instructions) for stage in self.stages)
+        if count > MOST_INSTRUCTIONS:
+            raise InvalidParameter(f"the Dockerfile has {count} instructions of at most {MOST_INSTRUCTIONS}")
+        ignored = Patterns(self._request.ignored) if self._choice.holds(COPY_IGNORED_FILE) else Patterns()
         reached = {stage.index for stage in stages.needed(file, self._request.target)}
         for stage in file.stages:
             if stage.index not in checked:
@@ -475,7 +490,7 @@ class Check:
             once: dict[type[Instruction], int] = {}
             for instruction in walk.instructions(stage, place):
                 try:
-                    self._instruction(place, instruction, once)
+                    self._instruction(place, instruction, once, ignored)
                 except AtLine:
                     raise
                 except InvalidParameter as error:
@@ -491,7 +506,9 @@ class Check:
                 stage.line,
             )
 
-    def _instruction(self, place: Place, instruction: Instruction, once: dict[type[Instruction], int]) -> None:
+    def _instruction(
+        self, place: Place, instruction: Instruction, once: dict[type[Instruction], int], ignored: Patterns
+    ) -> None:
         line, keyword = instruction.line, _keyword(instruction)
         had_shell, had_workdir = place.has_shell, place.has_workdir
         variables, declared, order = place.variables(), set(place.declared), [*place.names]
@@ -530,12 +547,12 @@ class Check:
             case Expose():
                 self._ports(expanded)
             case Copy() | Add() if not expanded.from_:
-                self._sources(expanded)
+                self._sources(expanded, ignored)
 
     def _undefined(self, line: int, variables: Variables, declared: set[str], names: Sequence[str]) -> None:
         for name in dict.fromkeys(variables.missing):
             if name not in declared and name not in ATTESTATIONS:
-                self._warn(UNDEFINED_VAR, f"Usage of undefined variable '${name}'{hint(name, names, '$')}", line)
+                self._warn(UNDEFINED_VAR, f"Usage of undefined variable '${name}'{self._hint(name, names, '$')}", line)
 
     def _pairs(self, instruction: Env | Label, keyword: str) -> None:
         if instruction.legacy:
@@ -570,10 +587,7 @@ class Check:
                     instruction.line,
                 )
 
-    def _sources(self, instruction: Copy | Add) -> None:
-        if not self._request.ignored or not self._choice.holds(COPY_IGNORED_FILE):
-            return
-        ignored = Patterns(self._request.ignored)
+    def _sources(self, instruction: Copy | Add, ignored: Patterns) -> None:
         for source in instruction.sources:
             fetched = isinstance(instruction, Add) and (is_url(source) or source_of_add(source) is not None)
             if not fetched and ignored.excluded(source):

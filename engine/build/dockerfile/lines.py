@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -20,6 +21,9 @@ from engine.images.instructions.words import Line
 
 _LONGEST = 65535
 """Bytes of a physical line, as in every version of Docker; 1.12 drops the rest of the file."""
+
+_COMMENTS = 100
+"""Comments that are kept of those before one line."""
 
 _DIRECTIVE = re.compile(rf"#[{words.SPACE}]*([a-zA-Z][a-zA-Z0-9]*)[\t\n\f\r ]*=[\t\n\f\r ]*(.+?)[\t\n\f\r ]*")
 
@@ -54,7 +58,7 @@ def parse(raw: bytes) -> Document:
     ends: dict[int, int] = {}
     comments: dict[int, tuple[str, ...]] = {}
     gaps: list[int] = []
-    before: list[str] = []
+    before: deque[str] = deque(maxlen=_COMMENTS)
     warnings: list[str] = []
     while (physical := source.next()) is not None:
         number = source.at

@@ -4,12 +4,15 @@ other ones, as BuildKit and Docker suggest names. Pure.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 _FARTHEST = 2
 """Edits (Levenshtein distance) beyond which a name is another one."""
-_LONGEST = 200
+_LONGEST = 100
 """Characters: the time grows with their square."""
+_MOST = 500
+"""Options that are looked at."""
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
@@ -19,9 +22,9 @@ def nearest(name: str, options: Iterable[str]) -> str:
     found, least = "", _FARTHEST + 1
     if len(name) > _LONGEST:
         return ""
-    for option in options:
+    for option in itertools.islice(options, _MOST):
         if abs(len(option) - len(name)) < least:
-            edits = _distance(name, option)
+            edits = _distance(name, option, least)
             if not edits:
                 return ""
             if edits < least:
@@ -29,12 +32,15 @@ def nearest(name: str, options: Iterable[str]) -> str:
     return found
 
 
-def _distance(one: str, other: str) -> int:
+def _distance(one: str, other: str, enough: int) -> int:
+    """The edits between two texts; `enough` if they are not fewer."""
     row = list(range(len(other) + 1))
     for at, character in enumerate(one, 1):
         above, row = row, [at]
         for column, each in enumerate(other, 1):
             row.append(min(above[column] + 1, row[-1] + 1, above[column - 1] + (character != each)))
+        if min(row) >= enough:
+            return enough
     return row[-1]
 
 

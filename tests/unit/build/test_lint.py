@@ -115,6 +115,15 @@ def test_the_first_warnings_are_kept() -> None:
     assert len(findings.warnings) == lint.MOST
 
 
+def test_work_is_bounded() -> None:
+    """The time of a file grows with the square of its instructions and variables."""
+    many = found("FROM scratch\n" + "ENV a=b\n" * (lint.MOST_INSTRUCTIONS + 1))
+    assert many.error == "the Dockerfile has 2001 instructions of at most 2000"
+    misspelt = found("FROM scratch\nENV aa=b\n" + "ENV aa=$ab\n" * 200)
+    hints = [each for each in misspelt.warnings if each.detail.endswith("(did you mean $aa?)")]
+    assert len(misspelt.warnings) == 200 and len(hints) == 100
+
+
 def test_errors_keep_their_own_words_for_builds() -> None:
     check = Check(b"FROM a\nBADCMD", Request(arguments={}, platforms=PLATFORMS))
     assert isinstance(check.failure, AtLine) and check.file is None

@@ -20,7 +20,9 @@ from engine.images.instructions.nearest import hint, nearest
         ("same", ["sane", "same"], ""),
         ("", ["a"], "a"),
         ("x", [], ""),
-        ("x" * 201, ["x" * 200], ""),
+        ("x" * 101, ["x" * 100], ""),
+        ("x" * 100, ["x" * 99], "x" * 99),
+        ("ab", [*("cdef",) * 500, "ac"], ""),
     ],
 )
 def test_nearest(name: str, options: list[str], expected: str) -> None:
