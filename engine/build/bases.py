@@ -1,5 +1,5 @@
-"""What a build knows of the images that its stages begin with before it has them: the configuration
-of an image that is here, or of the one in its registry, whose layers are not fetched for that.
+"""What a build knows of images before it has them: the configuration of an image that is here, or
+of the one in its registry, whose layers are not fetched for that.
 
 Threads: the event loop's. Not here: FROM, which pulls (`steps/base.py`).
 Raises:  AtLine for an image that is neither here nor in its registry.
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from engine.build import options as option
 from engine.build.dockerfile.lines import at_line
-from engine.build.dockerfile.stages import Stage
+from engine.build.dockerfile.stages import Image
 from engine.build.dockerfile.walk import Base
 from engine.build.errors import AtLine
 from engine.build.options import Options
@@ -26,10 +26,10 @@ from engine.images.store import ImageStore
 from engine.wire.images import ImageConfig
 
 
-def here(stage: Stage, options: Options, images: ImageStore) -> Base | None:
-    """The image that a stage begins with, if it is here."""
-    platform = option.platform(stage.platform, options.dialect) or options.platform
-    name = names.named(stage.base, options)
+def here(image: Image, options: Options, images: ImageStore) -> Base | None:
+    """What is known of an image, if it is here."""
+    platform = option.platform(image.stage.platform, options.dialect) or options.platform
+    name = names.named(image.name, options)
     try:
         return _base(images.get(name, None if is_digest(name) else platform).config)
     except EngineError:
@@ -37,53 +37,50 @@ def here(stage: Stage, options: Options, images: ImageStore) -> Base | None:
         return None if kept is None else _base(kept.config)
 
 
-async def find(needed: Iterable[Stage], options: Options, parts: Parts) -> dict[int, Base]:
-    """The images that these stages begin with, by the index of the stage. Registries are asked for
-    those that are not here, all at once. The image of a named context may be unknown.
+async def find(images: Iterable[Image], options: Options, parts: Parts) -> dict[int, Base]:
+    """The images that stages begin with, by the index of the stage. Registries are asked for those
+    that are not here, all at once. The image of a named context may be unknown.
     """
     found: dict[int, Base] = {}
-    missing: dict[tuple[str, str], list[Stage]] = {}
-    for stage in needed:
-        name = names.named(stage.base, options)
-        if name == names.SCRATCH:
-            found[stage.index] = Base()
-        elif stage.parent is None and name:
-            base = here(stage, options, parts.images)
-            if base is None:
-                missing.setdefault((stage.base, stage.platform), []).append(stage)
-            else:
-                found[stage.index] = base
+    missing: dict[tuple[str, str], list[Image]] = {}
+    for image in images:
+        name = names.named(image.name, options)
+        base = Base() if name == names.SCRATCH else here(image, options, parts.images) if name else None
+        if base is None and name:
+            missing.setdefault((image.name, image.stage.platform), []).append(image)
+        elif base is not None and image.is_base:
+            found[image.stage.index] = base
     asked = (_asked(same[0], options, parts) for same in missing.values())
     for same, answer in zip(missing.values(), await asyncio.gather(*asked, return_exceptions=True), strict=True):
         if isinstance(answer, BaseException):
             raise answer
-        found |= {stage.index: answer for stage in same}
+        found |= {image.stage.index: answer for image in same if image.is_base}
     return found
 
 
-def titles(needed: Iterable[Stage], options: Options) -> dict[str, int]:
-    """What BuildKit's progress says while `find` works, each with the line of the first stage that
-    begins with the image.
+def titles(images: Iterable[Image], options: Options) -> dict[str, int]:
+    """What BuildKit's progress says while `find` works, each with the line that names the image
+    first.
     """
     found: dict[str, int] = {}
-    for stage in needed:
-        name = names.named(stage.base, options)
-        if stage.parent is None and name and name != names.SCRATCH and not is_digest(name):
-            own = "internal" if name == stage.base else f"context {stage.base}"
-            found.setdefault(f"[{own}] load metadata for {option.context_key(name)}", stage.line)
+    for image in images:
+        name = names.named(image.name, options)
+        if name and name != names.SCRATCH and not is_digest(name):
+            own = "internal" if name == image.name else f"context {image.name}"
+            found.setdefault(f"[{own}] load metadata for {option.context_key(name)}", image.line)
     return found
 
 
-async def _asked(stage: Stage, options: Options, parts: Parts) -> Base:
-    platform = option.platform(stage.platform, options.dialect) or options.platform
-    name = names.named(stage.base, options)
+async def _asked(image: Image, options: Options, parts: Parts) -> Base:
+    platform = option.platform(image.stage.platform, options.dialect) or options.platform
+    name = names.named(image.name, options)
     try:
         wanted = reference.parse(name)
         credentials = options.credentials.get(wanted.domain, NOBODY)
         return _base(await parts.remote.configuration(name, credentials, platform))
     except EngineError as error:
         text = f"{name}: failed to resolve source metadata for {name}: {error.message}"
-        raise AtLine(at_line(InvalidParameter(text), stage.line, stage.text).message, stage.line, text) from error
+        raise AtLine(at_line(InvalidParameter(text), image.line, image.text).message, image.line, text) from error
 
 
 def _base(document: ImageConfig) -> Base:

@@ -223,12 +223,13 @@ class Builder:
         check = await asyncio.to_thread(lint.Check, raw, _request(options))
         known: dict[int, Base] = {}
         failure = None
-        titles = bases.titles(check.stages, options)
+        images = await asyncio.to_thread(lambda: check.images)
+        titles = bases.titles(images, options)
         lanes = range(FIRST_LANE, FIRST_LANE - len(titles), -1)
         for lane, (title, line) in zip(lanes, titles.items(), strict=True):
             log.write(OfStage(lane, StepBegun(0, 0, title, title, (line, line))))
         try:
-            known = await bases.find(check.stages, options, self._parts)
+            known = await bases.find(images, options, self._parts)
         except AtLine as error:
             failure = error
         findings = await asyncio.to_thread(_findings, check, known, failure)
@@ -261,7 +262,7 @@ class Builder:
         check = await asyncio.to_thread(lint.Check, raw, _request(options))
         if check.file is None:
             raise check.failure or InvalidParameter("the Dockerfile cannot be read")
-        file, known = check.file, await bases.find(check.stages, options, self._parts)
+        file, known = check.file, await bases.find(check.images, options, self._parts)
         findings = await asyncio.to_thread(_findings, check, known)
         walk = Walk(file, lambda stage: known.get(stage.index))
         return calls.Answer(
@@ -275,7 +276,7 @@ class Builder:
         known: dict[int, Base] = {}
         failure = None
         try:
-            known = await bases.find(check.stages, options, self._parts)
+            known = await bases.find(check.images, options, self._parts)
         except InvalidParameter as error:
             failure = error
         findings = await asyncio.to_thread(_findings, check, known, failure)

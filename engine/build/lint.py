@@ -18,7 +18,7 @@ from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.lines import Document
 from engine.build.dockerfile.scope import ATTESTATIONS, Arguments, Platforms, normalized
-from engine.build.dockerfile.stages import Dockerfile, Stage
+from engine.build.dockerfile.stages import Dockerfile, Image, Stage
 from engine.build.dockerfile.walk import Base, Place, Variables, Walk
 from engine.build.errors import AtLine
 from engine.build.git import source_of_add
@@ -253,6 +253,12 @@ class Check:
         if self._request.every and not self._request.target:
             return self.file.stages
         return tuple(sorted(stages.needed(self.file, self._request.target), key=lambda stage: stage.index))
+
+    @property
+    def images(self) -> list[Image]:
+        """Those that the stages name."""
+        file = self.file
+        return [] if file is None else [image for stage in self.stages for image in stages.images(file, stage)]
 
     def findings(self, base: Callable[[Stage], Base | None], failure: InvalidParameter | None = None) -> Findings:
         """All warnings. `base`: as in `Walk`. `failure`: why the bases are not known."""

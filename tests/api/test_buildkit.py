@@ -714,9 +714,11 @@ def test_a_check_needs_no_layers_of_a_base(builder: TempEngine) -> None:
         assert [each["detail"] for each in warnings] == ["Usage of undefined variable '$other'"]
         assert builder.request("GET", f"/v1.24/images/{name}/json").status == 404
         missing = ask(builder, "lint", f"FROM {registry.host}/nothing:1\n")
-    error = json.loads(missing.documents["result.json"])["buildError"]
-    assert "failed to resolve source metadata" in error["message"]
-    assert error["location"]["ranges"][0]["start"] == {"line": 1}
+        copied = ask(builder, "lint", f"FROM busybox\nCOPY --from={registry.host}/nothing:2 / /\n")
+    for answer, line in ((missing, 1), (copied, 2)):
+        error = json.loads(answer.documents["result.json"])["buildError"]
+        assert "failed to resolve source metadata" in error["message"]
+        assert error["location"]["ranges"][0]["start"] == {"line": line}
 
 
 def test_graphs_are_refused(builder: TempEngine) -> None:

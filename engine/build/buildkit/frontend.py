@@ -449,9 +449,10 @@ class Files:
         except InvalidParameter:
             return None  # the build will say it
         known = {
-            each.index: bases.here(each, chosen, self._images)
+            each.index: bases.here(image, chosen, self._images)
             for each in needed
-            if each.parent is None and each.base != stages.SCRATCH
+            for image in stages.images(file, each)
+            if image.is_base and each.base != stages.SCRATCH
         }
         return await asyncio.to_thread(followed.paths, file, chosen.target, lambda stage: known[stage.index])
 

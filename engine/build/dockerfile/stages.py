@@ -258,6 +258,26 @@ def used(dockerfile: Dockerfile, stage: Stage) -> set[int]:
     return found
 
 
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """An image that a stage begins with or takes files of. `line`, `text`: where it is named."""
+
+    stage: Stage
+    name: str
+    line: int
+    text: str
+    is_base: bool = False
+
+
+def images(dockerfile: Dockerfile, stage: Stage) -> Iterator[Image]:
+    """Those that a stage names itself, not those of triggers. Raises InvalidParameter."""
+    if stage.parent is None:
+        yield Image(stage=stage, name=stage.base, line=stage.line, text=stage.text, is_base=True)
+    for instruction in stage.instructions:
+        for name in _origins(instruction):
+            if referred(dockerfile, stage, name) is None:
+                yield Image(stage=stage, name=name, line=instruction.line, text=instruction.text)
+
+
 def is_one(dockerfile: Dockerfile) -> bool:
     """True if the build has one stage. Images that COPY names and sources of mounts count, as in
     BuildKit.
@@ -278,8 +298,10 @@ def _origins(instruction: Instruction) -> list[str]:
 __all__ = [
     "SCRATCH",
     "Dockerfile",
+    "Image",
     "Stage",
     "check",
+    "images",
     "is_one",
     "needed",
     "read",
