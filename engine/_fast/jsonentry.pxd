@@ -8,7 +8,8 @@ cdef enum:
     ENTRY_EXTRA = 128
     # no entry of this engine is larger than 100 KiB; other engines may cut lines later
     ENTRY_MAX = 4 << 20
-    USUAL_LINE = 256                    # bytes by which the first block to be read backwards is chosen
+    # bytes by which the first block to be read backwards is chosen
+    USUAL_LINE = 256
     FIRST_BLOCK = 4 << 10               # … and bytes in addition
     SCAN_BLOCK = 256 << 10              # bytes read at a time
     # Mode bit (S_ISVTX, which has no meaning for files) of a log's file: its time stamps, or those
