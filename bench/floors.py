@@ -3,6 +3,7 @@ engine.
 
     python -m bench.floors put          PUT archive: receive it and create its files in an overlay
     python -m bench.floors terminal     attach-tty: read the output of busybox on a terminal
+    python -m bench.floors volume       volumes and small requests: what each is made of, from Python
 
 Prints minimum and median of nine samples, the CPU time and the load average. An engine adds HTTP,
 tar headers, path resolution and the client's sending. Run it on an idle machine.
@@ -16,12 +17,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import uvloop
 
 from bench import image
 from bench.job import touch
 from bench.rows.files import LARGE_SIZE, SMALL_FILES, many_files
+from engine._fast import tree
+from engine.storage.records import Change, Records
+from engine.system import files
+from engine.system.threads import Threads
 from tests.support.images import archives
 
 ROUNDS = 9
@@ -94,18 +102,77 @@ def terminal(floors: Floors) -> None:
     floors.show(what, "terminal", str(count), busybox, "sh", "-c", command, size=copies * image.LINES_SIZE)
 
 
+def volume(floors: Floors) -> None:
+    """System calls of volumes, a transaction, and a turn of a thread, in milliseconds."""
+
+    def show(what: str, samples: Sequence[float]) -> None:
+        least, median = min(samples) * 1000, statistics.median(samples) * 1000
+        print(f"{what:<58}{least:8.3f}{median:8.3f} ms  load {os.getloadavg()[0]:.1f}", flush=True)
+
+    def timed(work: Callable[[], object]) -> float:
+        begin = time.perf_counter()
+        work()
+        return time.perf_counter() - begin
+
+    volumes = floors.base / "volumes"
+    volumes.mkdir()
+    files.spread(volumes)  # as the engine does
+    top = os.open(volumes, os.O_PATH)
+
+    def create() -> None:
+        for path in ("hidden", "hidden/_data"):
+            os.mkdir(path, 0o755, dir_fd=top)
+            os.chmod(path, 0o755, dir_fd=top)
+        os.rename("hidden", "volume", src_dir_fd=top, dst_dir_fd=top)
+
+    def remove() -> None:
+        os.rename("volume", "hidden", src_dir_fd=top, dst_dir_fd=top)
+        os.rmdir("hidden/_data", dir_fd=top)
+        os.rmdir("hidden", dir_fd=top)
+
+    lives = [(timed(create), timed(remove)) for _ in range(ROUNDS * 30)]
+    show("create: mkdir, chmod and rename", [made for made, _ in lives])
+    show("create and removal: mkdir, chmod, rename and rmdir", [sum(life) for life in lives])
+    names = [f"{number}/_data" for number in range(100)]
+    for name in names:
+        (volumes / name).mkdir(parents=True)
+        (volumes / name / "file").write_bytes(bytes(1000))
+    paths = [name.encode() for name in names]
+    show("disk usage of 100 volumes of one file", [timed(lambda: tree.sizes(top, paths)) for _ in range(ROUNDS * 10)])
+    os.close(top)
+
+    async def turns() -> None:
+        records, pool = Records(floors.base / "state.db"), Threads(1, ready=True)
+        await pool.start()
+        work = {
+            "a transaction of the records' writer": lambda: records.commit(Change("volume", "name", bytes(120))),
+            "a turn of another thread": lambda: pool.run(int),
+        }
+        for what, call in work.items():
+            samples = []
+            for _ in range(ROUNDS * 30):
+                begin = time.perf_counter()
+                await call()
+                samples.append(time.perf_counter() - begin)
+            show(what, samples)
+        records.close()
+        pool.close()
+
+    uvloop.run(turns())
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="bench.floors", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("floor", choices=("put", "terminal"))
+    parser.add_argument("floor", choices=("put", "terminal", "volume"))
     wanted = parser.parse_args(arguments).floor
     if os.geteuid() != 0:
         print("bench: mounts need root", file=sys.stderr)
         return 1
     print(f"{'':<58}{'least':>8}{'median':>8}")
     with tempfile.TemporaryDirectory(prefix="floors", dir="/tmp") as base:
-        {"put": put, "terminal": terminal}[wanted](Floors(Path(base)))
+        {"put": put, "terminal": terminal, "volume": volume}[wanted](Floors(Path(base)))
     return 0
 
 

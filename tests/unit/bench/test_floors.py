@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.floors import Floors
+from bench.floors import Floors, volume
 from bench.job import touch
 from tests.support.images import archives
 
@@ -47,3 +47,10 @@ def test_touched_memory_is_given_back() -> None:
     touch(64 << 20)
     touch(0)
     assert resident() - before < 4096
+
+
+def test_parts_of_small_requests(floors: Floors, capsys: pytest.CaptureFixture[str]) -> None:
+    volume(floors)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 and all(" ms  load " in line for line in lines)
+    assert len(list((floors.base / "volumes").iterdir())) == 100
