@@ -3,7 +3,7 @@ engine.
 
     python -m bench.floors put          PUT archive: receive it and create its files in an overlay
     python -m bench.floors terminal     attach-tty: read the output of busybox on a terminal
-    python -m bench.floors volume       volumes and small requests: what each is made of, from Python
+    python -m bench.floors volume       volumes and small requests: their parts, from Python
 
 Prints minimum and median of nine samples, the CPU time and the load average. An engine adds HTTP,
 tar headers, path resolution and the client's sending. Run it on an idle machine.

@@ -7,6 +7,7 @@ resolv.conf. So running and stopped containers are the same, and what was mounte
 container, /proc, /sys, /dev and Tmpfs are not there (rule 3). Every path is resolved by openat2(2)
 within that root, and each name that a call reads is opened by descriptor. The mounts are nodev and
 noexec, and read-only for a call that only reads.
+A stat of a path that these mounts cannot change looks in the overlay itself (`stat_apart`).
 
 As in Docker, a symbolic link in the last component of a path is not followed: the archive contains
 the link, and its stat names the target (`docker cp` asks again with -L). Links in earlier
