@@ -39,13 +39,17 @@ def here(image: Image, options: Options, images: ImageStore) -> Base | None:
 
 async def find(images: Iterable[Image], options: Options, parts: Parts) -> dict[int, Base]:
     """The images that stages begin with, by the index of the stage. Registries are asked for those
-    that are not here, all at once. The image of a named context may be unknown.
+    that are not here, with `options.pull` for all, at once. The image of a named context may be
+    unknown.
     """
     found: dict[int, Base] = {}
     missing: dict[tuple[str, str], list[Image]] = {}
     for image in images:
         name = names.named(image.name, options)
-        base = Base() if name == names.SCRATCH else here(image, options, parts.images) if name else None
+        asks = options.pull and not is_digest(name)  # what is here may not be what FROM gets
+        base = Base() if name == names.SCRATCH else None
+        if base is None and name and not asks:
+            base = here(image, options, parts.images)
         if base is None and name:
             missing.setdefault((image.name, image.stage.platform), []).append(image)
         elif base is not None and image.is_base:

@@ -693,6 +693,20 @@ def test_calls_leave_no_image(builder: TempEngine) -> None:
     assert builder.request("GET", "/v1.24/images/json?all=1").json() == before
 
 
+def test_a_pull_checks_with_the_image_of_the_registry(builder: TempEngine) -> None:
+    """It has a variable that the image of that name which is here has not."""
+    with Registry() as registry:
+        name = f"{registry.host}/pulled:1"
+        assert build(builder, f"FROM busybox\nENV NEW={unique()}\n", names=name).failure is None
+        pushed = builder.request("POST", f"/v1.24/images/{name.removesuffix(':1')}/push?tag=1")
+        assert b"errorDetail" not in pushed.body, pushed.body
+        builder.post(f"/images/busybox/tag?repo={quote(name.removesuffix(':1'), safe='')}&tag=1", 201)
+        text = f"FROM {name}\nENV OTHER=${{NEW:?missing}}\n"
+        failed = build(builder, text)
+        assert failed.failure is not None and "NEW: missing" in failed.failure.message
+        assert build(builder, text, options={"image-resolve-mode": "pull"}).failure is None
+
+
 def test_a_file_that_a_call_cannot_read(builder: TempEngine) -> None:
     failed = ask(builder, "outline", "FROM busybox\nBADCMD\n")
     assert failed.failure is not None and "unknown instruction: BADCMD" in failed.failure.message
