@@ -390,7 +390,10 @@ class Daemon:
 
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         config = self.config
-        buildkit = BuildKit(self.sessions, self.builder, self.images, lambda: self.networks.host_gateway)
+        buildkit = BuildKit(
+            *(config, self.records, self.sessions, self.builder, self.images),
+            gateway=lambda: self.networks.host_gateway,
+        )
         stack.push_async_callback(self._close_cluster)
         self.engine = engine = Engine(
             builder=self.builder,

@@ -684,6 +684,24 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             docker="builder",
         ),
     ] = ()
+    build_history_entries: Annotated[
+        int,
+        _option(
+            "--build-history-entries",
+            "N",
+            "Builds that `docker buildx history` keeps whatever their age.",
+            docker="builder",
+        ),
+    ] = 50
+    build_history_age: Annotated[
+        str,
+        _option(
+            "--build-history-age",
+            "DURATION",
+            "Age up to which it keeps more builds than these.",
+            docker="builder",
+        ),
+    ] = "48h"
     build_entitlements: Annotated[
         tuple[str, ...],
         _option(

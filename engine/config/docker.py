@@ -238,8 +238,24 @@ def _builder(value: Any) -> Fields:
             found |= _entitlements(entries)
         elif part == "gc":
             found |= _collection(entries)
+        elif part == "history":
+            found |= _history(entries)
         else:
             raise ValueError(f"{part}: is not known")
+    return found
+
+
+def _history(value: dict[str, Any]) -> Fields:
+    """An age is a duration of Go, or a number of seconds."""
+    found: Fields = {}
+    for key, each in value.items():
+        if key == "maxEntries":
+            found["build_history_entries"] = _want(each, int, f"history {key}")
+        elif key == "maxAge":
+            seconds = isinstance(each, int) and each is not True
+            found["build_history_age"] = f"{each}s" if seconds else _want(each, str, f"history {key}")
+        else:
+            raise ValueError(f"history {key}: is not known")
     return found
 
 

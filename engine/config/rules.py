@@ -29,6 +29,7 @@ from engine.config.declaration import (
 )
 from engine.errors import InvalidParameter, reason
 from engine.network_rules import LINK_NAME, Pool, boolean, bridge_interface, is_word, mtu, own_options, parsed_mark
+from engine.times import parse_duration
 
 
 class Broken(NamedTuple):
@@ -363,6 +364,15 @@ def _size(text: str) -> None:
         cache.size(text)
 
 
+def _age(text: str) -> None:
+    try:
+        age = parse_duration(text)
+    except ValueError:
+        age = -1
+    if age < 0:
+        raise ValueError(f"{text!r}: must be a duration such as 48h")
+
+
 def _entitlement(name: str) -> None:
     if name in ("security.insecure", "device"):
         raise ValueError(f"{name}: is not supported, steps of builds cannot leave their sandbox")
@@ -469,6 +479,8 @@ _RULES: dict[str, Callable[[Any], object]] = {
     "build_max_used": _size,
     "build_min_free": _size,
     "build_policies": _each(cache.policy),
+    "build_history_entries": _at_least(0),
+    "build_history_age": _age,
     "build_entitlements": _each(_entitlement),
     "http_proxy": _proxy,
     "https_proxy": _proxy,

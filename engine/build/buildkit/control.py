@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import logging
 import re
@@ -62,6 +63,9 @@ from engine.build.buildkit.control_messages import (
 from engine.build.buildkit.exporting import LOCAL, TAR
 from engine.build.buildkit.frontend import Builder, Files, Wanted
 from engine.build.buildkit.grpc import Connection, Handler, Stream
+from engine.build.buildkit.grpc import request as _request
+from engine.build.buildkit.history import History, Limits
+from engine.build.buildkit.history_calls import HistoryCalls
 from engine.build.buildkit.messages import BytesMessage, shortened
 from engine.build.buildkit.progress import CANCELED, Progress, Steps
 from engine.build.buildkit.session import Sessions
@@ -70,7 +74,7 @@ from engine.build.options import PruneOptions
 from engine.build.prune import Entry
 from engine.build.reports import CheckWarning
 from engine.config.cache import CachePolicy
-from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
+from engine.errors import BUG, Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.images.archive import ARCHITECTURE
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
@@ -124,6 +128,7 @@ class Parts(NamedTuple):
     images: ImageStore
     gateway: Callable[[], str]
     """The address that `host-gateway` stands for."""
+    history: History
 
 
 class _Job:
@@ -162,6 +167,7 @@ class Control:
         self._changed = asyncio.Event()
         self._worker = secrets.token_hex(12)
         self._connections: set[Connection] = set()
+        self._history = HistoryCalls(parts.history)
         self.handlers: Mapping[str, Handler] = {
             f"{CONTROL}ListWorkers": self._list_workers,
             f"{CONTROL}Info": self._info,
@@ -175,6 +181,7 @@ class Control:
             f"{BRIDGE}Evaluate": self._evaluate,
             f"{BRIDGE}Return": self._return,
             "/grpc.health.v1.Health/Check": self._health,
+            **self._history.handlers,
         }
 
     async def serve(self, descriptor: int, head: bytes, early: bytes) -> None:
@@ -199,6 +206,7 @@ class Control:
             connection.close()
         for connection in connections:
             await connection.closed()
+        await self._parts.history.close()
 
     # --- the cache --------------------------------------------------------------------------------
 
@@ -357,6 +365,8 @@ class Control:
 
     async def _status(self, stream: Stream) -> None:
         request = await _request(stream, StatusRequest)
+        if request.ref not in self._jobs and await self._history.log(stream, request.ref):
+            return
         progress = self._ended.get(request.ref) or (await self._find(request.ref)).progress
         async with contextlib.aclosing(progress.read()) as reports:
             async for report in reports:
@@ -372,15 +382,23 @@ class Control:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         try:
-            _check_entitlements(request.entitlements, self._parts.builder.entitlements)
-            result = await self._wanted(job)
-            if result is not None and result.wanted.options.host.network_mode == "host":
-                _check_entitlements(("network.host",), self._parts.builder.entitlements)
-            found = await self._build(result) if result is not None else {}
+            with self._parts.history.recorded(request, job.progress, lambda error: _failure(job, error)) as outcome:
+                _check_entitlements(request.entitlements, self._parts.builder.entitlements)
+                result = await self._wanted(job)
+                if result is not None and result.wanted.options.host.network_mode == "host":
+                    _check_entitlements(("network.host",), self._parts.builder.entitlements)
+                found = await self._build(result) if result is not None else {}
+                outcome.response = found
+                if result is not None:
+                    outcome.result = functools.partial(self._configuration, result.image_id)
             return protobuf.encode(SolveResponse(exporter_response=found))
         finally:
             del self._jobs[request.ref]
             await self._end(job)
+
+    def _configuration(self, image_id: str) -> bytes:
+        """The configuration of an image. Blocking."""
+        return self._parts.images.configuration(self._parts.images.get(image_id))
 
     async def _end(self, job: _Job) -> None:
         """A Solve has ended: nothing of its build goes on. Its client gives up Status three seconds
@@ -511,6 +529,18 @@ def _placed(words: str, wanted: Wanted, files: Files, lines: tuple[int, int] | N
     if lines is None or not files.dockerfile:
         return ServerError(words)
     return grpc.Detailed(words, details.Lines(wanted.filename, files.dockerfile, *lines))
+
+
+def _failure(job: _Job, error: BaseException) -> tuple[int, str, bytes]:
+    """How the history records a failure: gRPC status, message, and both with details."""
+    code, message = grpc.INTERNAL, BUG
+    detail: details.Lines | details.Named | None = None
+    if isinstance(error, asyncio.CancelledError):
+        code, message = grpc.CANCELLED, "context canceled"
+    elif isinstance(error, EngineError):
+        code, message = grpc.status_of(error), shortened(error.message)
+        detail = error.detail if isinstance(error, grpc.Detailed | grpc.Unsupported) else None
+    return code, message, details.status(code, message, detail, job.progress.failed)
 
 
 def _words(error: EngineError) -> str:
@@ -644,12 +674,4 @@ async def relay(stream: Stream, connection: socket.socket) -> None:
                 _log.error("a session within a call failed", exc_info=result)
 
 
-async def _request(stream: Stream, of: type[T]) -> T:
-    """The call's only message."""
-    message = await stream.receive()
-    if message is None:
-        raise InvalidParameter("the call has no message")
-    return protobuf.decode(message, of)
-
-
-__all__ = ["Control", "Parts"]
+__all__ = ["Control", "History", "Limits", "Parts"]

@@ -136,6 +136,8 @@ class SolveRequest(msgspec.Struct):
     cache: Annotated[CacheOptions | None, 8] = None
     entitlements: Annotated[list[str], 9] = []
     inputs: Annotated[dict[str, Definition], 10] = {}
+    internal: Annotated[bool, 11] = False
+    """It leaves no record in the build history."""
     exporters: Annotated[list[Exporter], 13] = []
 
 

@@ -1,8 +1,8 @@
 """Details of a failure, in the form of BuildKit's errors: where in the Dockerfile it is, of which
 the client prints the lines around, or what the frontend does not have.
 
-Pure. Source: BuildKit's `solver/errdefs` (Source, Subrequest, FrontendCap), google.rpc.Status and
-google.protobuf.Any.
+Pure. Source: BuildKit's `solver/errdefs` (Source, Subrequest, FrontendCap, Vertex),
+google.rpc.Status and google.protobuf.Any.
 """
 
 from __future__ import annotations
@@ -56,17 +56,28 @@ class Named(msgspec.Struct, frozen=True):
 
 def encoded(code: int, message: str, detail: Lines | Named) -> str:
     """The value of the trailer `grpc-status-details-bin`; empty for a file that does not fit."""
-    if isinstance(detail, Named):
-        found = _Any(type_url=f"{_ERRORS}{detail.kind}+json", value=msgspec.json.encode({"name": detail.name}))
-    elif len(detail.content) > LARGEST:
+    if isinstance(detail, Lines) and len(detail.content) > LARGEST:
         return ""
-    else:
+    return base64.b64encode(status(code, message, detail)).decode().rstrip("=")
+
+
+def status(code: int, message: str, detail: Lines | Named | None = None, vertex: str = "") -> bytes:
+    """A google.rpc.Status with details. `vertex`: the digest of the one that has failed."""
+    found = []
+    if isinstance(detail, Named):
+        found.append(_any(detail.kind, {"name": detail.name}))
+    elif detail is not None and len(detail.content) <= LARGEST:
         info = {
             "filename": detail.filename,
             "data": base64.b64encode(detail.content).decode(),
             "language": "Dockerfile",
         }
-        place = {"info": info, "ranges": [{"start": {"line": detail.first}, "end": {"line": detail.last}}]}
-        found = _Any(type_url=f"{_ERRORS}Source+json", value=msgspec.json.encode(place))
-    status = protobuf.encode(_Status(code=code, message=message, details=[found]))
-    return base64.b64encode(status).decode().rstrip("=")
+        ranges = [{"start": {"line": detail.first}, "end": {"line": detail.last}}]
+        found.append(_any("Source", {"info": info, "ranges": ranges}))
+    if vertex:
+        found.append(_any("Vertex", {"digest": vertex}))
+    return protobuf.encode(_Status(code=code, message=message, details=found))
+
+
+def _any(kind: str, value: object) -> _Any:
+    return _Any(type_url=f"{_ERRORS}{kind}+json", value=msgspec.json.encode(value))

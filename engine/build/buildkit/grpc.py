@@ -19,6 +19,7 @@ import contextlib
 import logging
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
@@ -47,6 +48,7 @@ from engine.errors import (
     Unimplemented,
 )
 from engine.system.tasks import spawn
+from engine.times import rfc3339
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -460,7 +462,9 @@ class Connection(asyncio.Protocol):
 
     async def _serve(self, stream: Stream, number: int, path: str, handler: Handler | None) -> None:
         status, message, more = OK, "", ""
-        self._h2.send_headers(number, [(":status", "200"), ("content-type", "application/grpc")])
+        # Clients of the build history compare its times with it.
+        now = ("buildkit-current-timestamp", rfc3339(time.time_ns()))
+        self._h2.send_headers(number, [(":status", "200"), ("content-type", "application/grpc"), now])
         self._flush()
         try:
             if handler is None:
@@ -487,6 +491,14 @@ class Connection(asyncio.Protocol):
                 self._flush()
             self._streams.pop(number, None)
             stream.lost((Unavailable, "the call is over"))
+
+
+async def request(stream: Stream, of: type[T]) -> T:
+    """The only message of a served call. Raises InvalidParameter."""
+    message = await stream.receive()
+    if message is None:
+        raise InvalidParameter("the call has no message")
+    return protobuf.decode(message, of)
 
 
 async def join(

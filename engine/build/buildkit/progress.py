@@ -148,9 +148,12 @@ class Progress:
         self._count = 0
         self._backlog = _Queue()
         self._readers: set[_Reader] = set()
+        self._aside: set[_Reader] = set()
         self._read = asyncio.Event()
         """A reader has caught up."""
         self._closed = False
+        self.failed = ""
+        """Digest of the last vertex that has failed."""
 
     def vertex(self, name: str) -> VertexProgress:
         """Begin a vertex."""
@@ -165,17 +168,21 @@ class Progress:
         for reader in self._readers:
             reader.reports.add(report)
             reader.changed.set()
+        for reader in self._aside:
+            reader.reports.add(report)
+            if reader.reports.beyond(TOGETHER, TOGETHER_BYTES):
+                reader.changed.set()
 
     async def room(self) -> None:
         """Wait until no reader is far behind."""
-        while any(reader.reports.beyond(AHEAD, AHEAD_BYTES) for reader in self._readers):
+        while any(reader.reports.beyond(AHEAD, AHEAD_BYTES) for reader in self._readers | self._aside):
             self._read.clear()
             await self._read.wait()
 
     def close(self) -> None:
         """The build has ended. Idempotent."""
         self._closed = True
-        for reader in self._readers:
+        for reader in self._readers | self._aside:
             reader.changed.set()
 
     async def taken(self) -> None:
@@ -187,22 +194,36 @@ class Progress:
             except TimeoutError:
                 return
 
-    async def read(self) -> AsyncGenerator[StatusResponse, None]:
+    def read(self) -> AsyncGenerator[StatusResponse, None]:
         """The reports from now on, and for the first reader those before; ends with the build."""
         reader = _Reader(self._backlog)
         self._backlog = _Queue()
-        self._readers.add(reader)
-        try:
-            while reader.reports or not self._closed:
-                reader.changed.clear()
-                if reader.reports:
-                    yield reader.reports.take()
-                    self._read.set()
-                elif not self._closed:
-                    await reader.changed.wait()
-        finally:
-            self._readers.discard(reader)
-            self._read.set()
+        return self._reports(reader, self._readers, 0)
+
+    def read_aside(self) -> AsyncGenerator[StatusResponse, None]:
+        """The reports from now on for a reader that is no client. It gets many together, and
+        neither takes those before from the first client nor delays the end of the build.
+        """
+        return self._reports(_Reader(_Queue()), self._aside, TOGETHER)
+
+    def _reports(self, reader: _Reader, readers: set[_Reader], together: int) -> AsyncGenerator[StatusResponse, None]:
+        """`together`: more reports than these are awaited, or more bytes than TOGETHER_BYTES."""
+        readers.add(reader)
+
+        async def reports() -> AsyncGenerator[StatusResponse, None]:
+            try:
+                while reader.reports or not self._closed:
+                    reader.changed.clear()
+                    if self._closed or reader.reports.beyond(together, TOGETHER_BYTES):
+                        yield reader.reports.take()
+                        self._read.set()
+                    else:
+                        await reader.changed.wait()
+            finally:
+                readers.discard(reader)
+                self._read.set()
+
+        return reports()
 
 
 class _Reader:
@@ -279,6 +300,8 @@ class VertexProgress:
                 self.status(name, complete=True)
             self._vertex.completed = _now()
             self._vertex.error = shortened(error)
+            if error:
+                self._progress.failed = self._vertex.digest
             self._vertex.cached = self.cached
             self._show()
 

@@ -13,6 +13,7 @@ import pytest
 from engine.build.collection import DAY, policies
 from engine.config import Config, parse
 from engine.config.cache import CachePolicy, policy, size
+from engine.config.files import FileError
 
 DISK = 270553174016
 """Of the disk on which dockerd was asked."""
@@ -33,6 +34,31 @@ def limits(mounts: int, reserved: int, used: int = 0, free: int = 0) -> list[Cac
         CachePolicy(**spaces),
         CachePolicy(all=True, **spaces),
     ]
+
+
+@pytest.mark.parametrize(
+    ("history", "entries", "age"),
+    [
+        ({}, 50, "48h"),
+        ({"maxEntries": 5, "maxAge": "90m"}, 5, "90m"),
+        ({"maxAge": 3600}, 50, "3600s"),
+    ],
+)
+def test_the_history_of_builds(history: Any, entries: int, age: str, tmp_path: Path) -> None:
+    file = tmp_path / "daemon.json"
+    file.write_text(json.dumps({"builder": {"history": history}}))
+    config = parse({}, str(file))
+    assert (config.build_history_entries, config.build_history_age) == (entries, age)
+
+
+@pytest.mark.parametrize(
+    "history", [{"maxAge": "2 days"}, {"maxAge": "-1h"}, {"maxAge": True}, {"maxEntries": -1}, {"other": 1}]
+)
+def test_a_history_that_is_refused(history: Any, tmp_path: Path) -> None:
+    file = tmp_path / "daemon.json"
+    file.write_text(json.dumps({"builder": {"history": history}}))
+    with pytest.raises(FileError, match="builder"):
+        parse({}, str(file))
 
 
 def test_defaults() -> None:

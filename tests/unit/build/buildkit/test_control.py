@@ -14,7 +14,7 @@ ABSENT: Any = None
 
 def test_results_that_are_dropped_while_a_build_ends() -> None:
     async def work() -> None:
-        found = Control(ABSENT)
+        found = Control(control.Parts(*[ABSENT] * 5))
         job = control._Job(SolveRequest(ref="one"))
         slow = asyncio.Event()
 

@@ -35,3 +35,10 @@ def test_what_the_frontend_does_not_have() -> None:
     found = fields(fields(base64.b64decode(value + "=" * (-len(value) % 4)))[3])
     assert found[1] == b"github.com/moby/buildkit/errdefs.Subrequest+json"
     assert json.loads(found[2]) == {"name": "frontend.x"}
+
+
+def test_the_vertex_that_has_failed() -> None:
+    status = fields(details.status(2, "it failed", None, "sha256:abc"))
+    found = fields(status[3])
+    assert found[1] == b"github.com/moby/buildkit/errdefs.Vertex+json"
+    assert json.loads(found[2]) == {"digest": "sha256:abc"}

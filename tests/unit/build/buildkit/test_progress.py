@@ -316,3 +316,39 @@ def test_a_large_cache_is_one_message() -> None:
     assert len(found) == control.RECORDS + 1 and sum(record.size for record in found) == 7 * (control.RECORDS + 5)
     assert (found[0].id, found[0].description) == ("others", "5 entries that were used before the others")
     assert control.usage_records([entry(1)])[0].id == "id1" and control.usage_records([]) == []
+
+
+def test_a_reader_aside() -> None:
+    """It gets everything, in few messages, and takes nothing from the client that comes late."""
+
+    async def work() -> None:
+        progress = Progress("ref")
+        recorded: list[StatusResponse] = []
+
+        reports = progress.read_aside()
+
+        async def record() -> None:
+            async for report in reports:
+                recorded.append(report)
+
+        recording = asyncio.create_task(record())
+        await asyncio.sleep(0)
+        vertex = progress.vertex("a")
+        vertex.log("one")
+        await asyncio.sleep(0)
+        assert not recorded, "it waits for more"
+        for _ in range(module.TOGETHER):
+            vertex.log("more")
+        await asyncio.sleep(0)
+        assert len(recorded) == 1
+        vertex.end("it failed")
+        progress.close()
+        await progress.taken()
+        await recording
+        late = [report async for report in progress.read()]
+        for reports in (recorded, late):
+            assert sum(len(report.logs) for report in reports) == module.TOGETHER + 1
+            assert reports[-1].vertexes[-1].error == "it failed"
+        assert progress.failed == recorded[0].vertexes[0].digest
+
+    asyncio.run(work())
