@@ -23,7 +23,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import msgspec
 
-from engine.build import keys, state
+from engine.build import cacheconfig, keys, state
 from engine.build.context import Context
 from engine.build.dockerfile import stages as dockerfiles
 from engine.build.dockerfile.scope import Scope
@@ -207,6 +207,11 @@ class Build:
                 raise InvalidParameter("No image was generated. Is your Dockerfile empty?")
             result = state.without_steps(result, epoch=self._site.epoch)
             self._end.write(ImageMade(result.image_id))
+        elif self._options.inline_cache and (inline := self._inline_cache(result)):
+            document = msgspec.structs.replace(result.document, cache=inline)
+            diff_ids = document.rootfs.diff_ids
+            result = state.recorded(document, result.key, result.image_id, result.chain_ids, diff_ids)
+            self._end.write(ImageMade(result.image_id))
         unused = self._dockerfile.arguments.unconsumed()
         if unused:
             names = f"[{' '.join(unused)}]"
@@ -218,6 +223,20 @@ class Build:
         self._end.say(f"Successfully built {result.short}\n", classic=True)
         for name in self._options.tags:
             self._end.say(f"Successfully tagged {name.familiar}\n", classic=True)
+
+    def _inline_cache(self, result: State) -> str:
+        """The steps that made the layers of the image, as its field; empty without one."""
+        stages, index = set(), self._needed[-1].index
+        while index not in stages:
+            stages.add(index)
+            parent = self._dockerfile.stages[index].parent
+            index = index if parent is None else parent
+        found = {}
+        for index, made in self._site.made:
+            diff_ids = made.document.rootfs.diff_ids
+            if index in stages and diff_ids and diff_ids == result.document.rootfs.diff_ids[: len(diff_ids)]:
+                found[made.key] = cacheconfig.Step(made.key, len(diff_ids) - 1, made.document.created)
+        return cacheconfig.write_inline(found.values()) if found else ""
 
     # --- for stages -------------------------------------------------------------------------------
 

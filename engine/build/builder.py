@@ -293,6 +293,11 @@ class Builder:
         return await self._collector.policies()
 
     @property
+    def registries(self) -> Remote:
+        """Registries, for caches that clients name."""
+        return self._parts.remote
+
+    @property
     def entitlements(self) -> Collection[str]:
         """What builds may ask for beyond the ordinary."""
         return self._parts.config.build_entitlements

@@ -8,7 +8,7 @@ Raises: InvalidParameter that names the parameter, in Docker's words where clien
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -20,6 +20,9 @@ from engine.images.credentials import Credentials
 from engine.images.reference import Reference
 from engine.wire.containers import Config, HostConfig, LogConfig, Ulimit
 from engine.wire.images import Platform
+
+if TYPE_CHECKING:
+    from engine.build.imported import Imports
 
 T = TypeVar("T")
 
@@ -88,6 +91,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """
     credentials: Mapping[str, Credentials] = msgspec.field(default_factory=dict)
     """By registry domain, as in `Reference.domain`."""
+    imports: Imports | None = None
+    """Caches from elsewhere."""
+    inline_cache: bool = False
+    """The image names the steps that it was made of, as a cache for other engines."""
     numbered_steps: bool = True
     """`Step N/M : …` instead of `Step N : …`."""
     unused_arguments_fail: bool = False

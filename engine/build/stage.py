@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from engine._fast import layer
-from engine.build import cachefrom, copying, keys, options
+from engine.build import cachefrom, copying, imported, keys, options
 from engine.build.dockerfile import lines, stages, titles
 from engine.build.dockerfile.scope import Scope
 from engine.build.dockerfile.stages import Dockerfile, Stage
@@ -111,6 +111,8 @@ class Site:
         self.id = secrets.token_hex(16)
         """Part of the keys of a build that shares nothing."""
         self.epoch = _epoch(options.arguments.get("SOURCE_DATE_EPOCH"))
+        self.made: list[tuple[int, State]] = []
+        """The results of steps that may make layers, with their stages."""
         self.cache_from: tuple[ImageRecord, ...] = ()
         found = []
         for name in options.cache_from:
@@ -385,7 +387,8 @@ class StageBuild:
 
             async def store(log: Log) -> State:
                 async with self.site.parts.images.claimed() as claim:
-                    made = await making(log, claim)
+                    made = await self._imported(key, command, config, log, claim, author)
+                    made = made or await making(log, claim)
                     cache.add(made, before.key, " ".join(command))
                 cache.write_soon()
                 return made
@@ -396,6 +399,45 @@ class StageBuild:
         for other in known_as:
             cache.know(other, state, before.key, " ".join(command))
         self.state = self.site.stages.use(state)
+        if make is not None:
+            self.site.made.append((self.index, state))
+
+    async def _imported(
+        self,
+        key: str,
+        command: Sequence[str],
+        config: Config,
+        log: Log,
+        claim: Callable[[str], None],
+        author: str | None,
+    ) -> State | None:
+        """The result of a step from a cache that the client names. None if no cache has it, or if
+        its layers cannot be fetched.
+        """
+        imports, before = self.site.options.imports, self.state
+        below = before.document.rootfs.diff_ids
+        hit = None if imports is None or self.no_cache else imports.find(key, below)
+        if hit is None:
+            return None
+        try:
+            await imported.bring(hit, self.site.parts, claim, log)
+        except EngineError as error:
+            log.say(f"cache {hit.cache.name}: {error.message}\n")
+            return None
+        log.write(CacheHit())
+        diff_id = hit.layers[-1].diff_id if len(hit.layers) > len(below) else ""
+        return await self.compute(
+            lambda: after(
+                before,
+                key=key,
+                config=config,
+                command=command,
+                diff_id=diff_id,
+                author=author,
+                epoch=self.site.epoch,
+                created=hit.created,
+            )
+        )
 
     def look_up(
         self, key: str, command: Sequence[str], config: Config, *, author: str | None = None, makes_layer: bool = True
@@ -427,6 +469,7 @@ class StageBuild:
         """Go to a state that was found in the cache."""
         log.write(CacheHit())
         self.state = self.site.stages.use(state)
+        self.site.made.append((self.index, state))
 
     @contextlib.asynccontextmanager
     async def other_root(self, name: str, log: Log) -> AsyncIterator[OtherRoot]:

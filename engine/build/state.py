@@ -95,15 +95,16 @@ def after(
     author: str | None = None,
     container: str = "",
     epoch: int | None = None,
+    created: str = "",
 ) -> State:
     """The image that a step makes of `state`.
 
     `command`: what the history shows. `diff_id`: the digest of its layer, if it made one. `author`:
     set by MAINTAINER. `container`: the id of the one that ran. `epoch`: SOURCE_DATE_EPOCH in
-    seconds; times are not later.
+    seconds; times are not later. `created`: when the step was made, if that was elsewhere.
     """
     base = state.document
-    now = time.time_ns()
+    now = times.parse_rfc3339(created) if created else time.time_ns()
     created = times.rfc3339(now if epoch is None else min(now, epoch * 10**9))
     empty = diff_id in ("", EMPTY_LAYER)
     diff_ids = (*base.rootfs.diff_ids, *(() if empty else (diff_id,)))

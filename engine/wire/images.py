@@ -7,6 +7,8 @@ how older versions differ.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from engine.wire.containers import Config, Empty, Healthcheck, Strings
@@ -47,6 +49,8 @@ class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     container_config: Config | None = None
     docker_version: str = ""
     comment: str = ""
+    cache: Any = msgspec.field(default="", name="moby.buildkit.cache.v0")
+    """The image's inline build cache: base64 (BuildKit)."""
 
 
 class Platform(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -489,6 +489,8 @@ class Control:
                 session=request.session,
                 credentials=files.credentials,
                 contexts=await files.named(builder, progress),
+                imports=await files.imports(builder, request.cache.imports if request.cache else (), progress),
+                inline_cache=_inline_cache(result),
             )
             async with contextlib.aclosing(files.start(builder, chosen, progress)) as reports:
                 async for report in reports:
@@ -529,6 +531,15 @@ def _placed(words: str, wanted: Wanted, files: Files, lines: tuple[int, int] | N
     if lines is None or not files.dockerfile:
         return ServerError(words)
     return grpc.Detailed(words, details.Lines(wanted.filename, files.dockerfile, *lines))
+
+
+def _inline_cache(result: _Result) -> bool:
+    """True if the image is to carry its cache."""
+    cache = result.job.request.cache
+    exports = cache.exports if cache is not None else ()
+    return result.wanted.options.arguments.get("BUILDKIT_INLINE_CACHE") in ("1", "true") or any(
+        each.type == "inline" for each in exports
+    )
 
 
 def _failure(job: _Job, error: BaseException) -> tuple[int, str, bytes]:

@@ -39,8 +39,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engine.build import bases, calls, context, followed, git, options
-from engine.build.buildkit import grpc, layouts
-from engine.build.buildkit.control_messages import SourceInfo
+from engine.build.buildkit import cache_imports, grpc, layouts
+from engine.build.buildkit.control_messages import CacheEntry, SourceInfo
 from engine.build.buildkit.details import LARGEST, Named
 from engine.build.buildkit.progress import Progress, Steps, VertexProgress
 from engine.build.buildkit.services import Session
@@ -48,6 +48,7 @@ from engine.build.buildkit.session import Sessions
 from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
+from engine.build.imported import Imports
 from engine.build.options import SANDBOX, Options, PruneOptions
 from engine.build.output import Log
 from engine.build.prune import Entry
@@ -61,6 +62,7 @@ from engine.images import reference
 from engine.images.archive import ARCHITECTURE, is_digest
 from engine.images.credentials import NOBODY, Credentials
 from engine.images.instructions.records import Add, Copy, Run
+from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.wire.build import PruneReport
 from engine.wire.containers import HostConfig, Ulimit
@@ -105,6 +107,9 @@ class Builder(Protocol):
     ) -> calls.Answer: ...
 
     @property
+    def registries(self) -> Remote: ...
+
+    @property
     def entitlements(self) -> Collection[str]: ...
 
     async def policies(self) -> list[CachePolicy]: ...
@@ -136,6 +141,8 @@ class Wanted(NamedTuple):
     """
     inputs: dict[str, str]
     """Results of other builds, by name."""
+    imports: list[CacheEntry]
+    """Caches of the build."""
     sessions: dict[str, str]
     """Sessions that serve a directory, if it is not the build's own session."""
     call: str
@@ -192,6 +199,7 @@ def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[
         url=url,
         named=_with_prefix(given, "context:"),
         inputs=dict(inputs or {}),
+        imports=cache_imports.entries(given),
         sessions=_with_prefix(given, "local-sessionid:"),
         call=given.get("requestid", ""),
     )
@@ -327,6 +335,14 @@ class Files:
         self.dockerfile = b""
         """The client's, once it is received."""
         self._definition_vertex: VertexProgress | None = None
+
+    async def imports(self, builder: Builder, given: Sequence[CacheEntry], progress: Progress) -> Imports | None:
+        """The caches of the build that can be read. `given`: those of the request itself."""
+        wanted = [*self._wanted.imports, *(entry for entry in given if entry not in self._wanted.imports)]
+        if not wanted:
+            return None
+        platform = self._wanted.options.platform
+        return await cache_imports.opened(wanted, self._session, builder.registries, platform, progress)
 
     async def _session(self, name: str = "") -> Session:
         return await self._sessions.find(self._wanted.sessions.get(name, "") or self._session_id)

@@ -65,7 +65,7 @@ async def load(session: Session, source: str, platform: Platform | None, images:
 class _Layout:
     def __init__(self, session: Session, store: str) -> None:
         self._session = session
-        self._store = store
+        self._store = f"oci:{store}"
 
     async def document(self, digest: str) -> bytes:
         """A manifest or an index, verified."""

@@ -191,11 +191,12 @@ class Session:
         return self._served(FILE_SEND, "place for files of a build").call(FILE_SEND, metadata)
 
     async def blob(self, store: str, digest: str) -> AsyncGenerator[bytes, None]:
-        """A blob of one of the client's image layouts. Raises Unimplemented, and ServerError with
+        """A blob of one of the client's stores: `oci:` with the name of an image layout, `local:`
+        with the directory of a cache. Raises Unimplemented, and ServerError with
         the client's reason.
         """
         connection = self._served(READ_CONTENT, "image layouts")
-        stream = connection.call(READ_CONTENT, [("buildkit-attachable-store-id", f"oci:{store}")])
+        stream = connection.call(READ_CONTENT, [("buildkit-attachable-store-id", store)])
         try:
             await stream.send(protobuf.encode(ReadContentRequest(digest=digest)), last=True)
             while (message := await stream.receive()) is not None:

@@ -53,7 +53,9 @@ def with_path(base: State) -> State:
     if not any(entry.partition("=")[0] == "PATH" for entry in config.env or ()):
         config = msgspec.structs.replace(config, env=[state.DEFAULT_PATH, *(config.env or ())])
     config = msgspec.structs.replace(config, hostname="", domainname="", image="")
-    return msgspec.structs.replace(base, document=msgspec.structs.replace(base.document, config=config, author=""))
+    return msgspec.structs.replace(
+        base, document=msgspec.structs.replace(base.document, config=config, author="", cache="")
+    )
 
 
 def named(name: str, options: Options) -> str:

@@ -250,10 +250,15 @@ def of_secrets(known: Mapping[str, bytes]) -> dict[str, Handler]:
 
 
 def of_layout(name: str, blobs: Mapping[str, bytes]) -> dict[str, Handler]:
-    """containerd's content service, for one image layout. `blobs`: by digest."""
+    """The content of one image layout. `blobs`: by digest."""
+    return of_content(f"oci:{name}", blobs)
+
+
+def of_content(store: str, blobs: Mapping[str, bytes]) -> dict[str, Handler]:
+    """containerd's content service, for one store. `blobs`: by digest."""
 
     def read(call: Call) -> None:
-        assert call.values("buildkit-attachable-store-id") == [f"oci:{name}"]
+        assert call.values("buildkit-attachable-store-id") == [store]
         digest = fields(call.receive() or b"")[1].decode()
         if digest not in blobs:
             raise Failed(5, f"content {digest}: not found")
