@@ -33,7 +33,7 @@ from engine.build.output import Log
 from engine.build.parts import Parts
 from engine.build.reports import CheckWarning, ImageMade, OfStage, Report, StepEnded
 from engine.build.stage import Site, StageBuild, Step
-from engine.build.state import State
+from engine.build.state import Made, State
 from engine.build.steps import base, copy, meta, run
 from engine.build.trees import Tree
 from engine.errors import InvalidParameter
@@ -220,21 +220,27 @@ class Build:
                 raise InvalidParameter(f"One or more build-args {names} were not consumed, failing build.")
             self._end.say(f"[Warning] One or more build-args {names} were not consumed\n", classic=True)
         await self._parts.cache.write_result(result, self._options.tags)
+        if self._options.export is not None:
+            await self._options.export(self._made())
         self._end.say(f"Successfully built {result.short}\n", classic=True)
         for name in self._options.tags:
             self._end.say(f"Successfully tagged {name.familiar}\n", classic=True)
 
-    def _inline_cache(self, result: State) -> str:
-        """The steps that made the layers of the image, as its field; empty without one."""
+    def _made(self) -> list[Made]:
+        """The steps that may have made layers."""
         stages, index = set(), self._needed[-1].index
         while index not in stages:
             stages.add(index)
             parent = self._dockerfile.stages[index].parent
             index = index if parent is None else parent
-        found = {}
-        for index, made in self._site.made:
+        return [Made(state, index in stages) for index, state in self._site.made]
+
+    def _inline_cache(self, result: State) -> str:
+        """The steps that made the layers of the image, as its field; empty without one."""
+        whole, found = result.document.rootfs.diff_ids, {}
+        for made, in_image in self._made():
             diff_ids = made.document.rootfs.diff_ids
-            if index in stages and diff_ids and diff_ids == result.document.rootfs.diff_ids[: len(diff_ids)]:
+            if in_image and diff_ids and diff_ids == whole[: len(diff_ids)]:
                 found[made.key] = cacheconfig.Step(made.key, len(diff_ids) - 1, made.document.created)
         return cacheconfig.write_inline(found.values()) if found else ""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -103,6 +103,26 @@ def read_inline(text: object, diff_ids: Sequence[str], blobs: Sequence[str]) -> 
     return _steps(_Config(layers, records))
 
 
+def write(results: Iterable[tuple[str, Sequence[str], str]], blobs: Mapping[str, str]) -> bytes:
+    """A configuration that is a blob. `results`: key of each step, diff_ids of its layers, and when
+    it was made. `blobs`: digests by diff_id.
+    """
+    places: dict[tuple[str, ...], int] = {}
+    layers: list[CacheLayer] = []
+    records = []
+    for key, diff_ids, created in sorted(results):
+        place = -1
+        for depth, diff_id in enumerate(diff_ids, 1):
+            chain = tuple(diff_ids[:depth])
+            if chain not in places:
+                places[chain] = len(layers)
+                layers.append(CacheLayer(blobs[diff_id], place))
+            place = places[chain]
+        records.append(_record(Step(key, place, created)))
+    unique = {record.digest: record for record in records}
+    return msgspec.json.encode(_Config(tuple(layers), tuple(unique.values())))
+
+
 def write_inline(steps: Iterable[Step]) -> str:
     """The field of an image whose layers are those of the cache."""
     records = [_record(step) for step in sorted(steps)]
@@ -142,5 +162,6 @@ __all__ = [
     "Steps",
     "read",
     "read_inline",
+    "write",
     "write_inline",
 ]

@@ -7,7 +7,7 @@ Raises: InvalidParameter that names the parameter, in Docker's words where clien
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -23,6 +23,7 @@ from engine.wire.images import Platform
 
 if TYPE_CHECKING:
     from engine.build.imported import Imports
+    from engine.build.state import Made
 
 T = TypeVar("T")
 
@@ -93,6 +94,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """By registry domain, as in `Reference.domain`."""
     imports: Imports | None = None
     """Caches from elsewhere."""
+    export: Callable[[Sequence[Made]], Awaitable[None]] | None = None
+    """Exports the steps of the build when it has succeeded."""
     inline_cache: bool = False
     """The image names the steps that it was made of, as a cache for other engines."""
     numbered_steps: bool = True

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -68,6 +69,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def short(self) -> str:
         """The id as the output shows it; empty for an image that does not exist."""
         return self.image_id[7:19]
+
+
+class Made(NamedTuple):
+    """The result of a step of a build that may have made a layer."""
+
+    state: State
+    in_image: bool
+    """The step is one of the image's own stages."""
 
 
 def of_image(record: ImageRecord, key: str) -> State:
@@ -151,6 +160,7 @@ def recorded(document: ImageConfig, key: str, parent: str, below: tuple[str, ...
 __all__ = [
     "DEFAULT_PATH",
     "DEFAULT_SHELL",
+    "Made",
     "State",
     "after",
     "commented",

@@ -102,7 +102,7 @@ class Pushing:
                 for chain_id in record.chain_ids:
                     claim(chain_id)  # it must not be deleted while it is read
                 config = await self._configuration(name, record)
-                async with contextlib.aclosing(self.layers(self._sources(record), oci=record.oci)) as steps:
+                async with contextlib.aclosing(self.layers(self.sources(record), oci=record.oci)) as steps:
                     async for progress in steps:
                         yield progress
                 digest, size = await self._manifest(name, record, config)
@@ -125,7 +125,7 @@ class Pushing:
             async for progress in steps:
                 yield progress
 
-    def _sources(self, record: ImageRecord) -> list[Source]:
+    def sources(self, record: ImageRecord) -> list[Source]:
         """The layers of an image, with blobs and repositories as recorded for other images."""
         known: dict[str, dict[str, Descriptor]] = {diff_id: {} for diff_id in record.config.rootfs.diff_ids}
         neighbours: dict[str, dict[str, None]] = {diff_id: {} for diff_id in known}

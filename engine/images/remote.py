@@ -277,6 +277,10 @@ class Remote:
     async def pushing(self, name: Reference, credentials: Credentials) -> Pushing:
         """A push to the repository that a name belongs to."""
         repository = await self.repository(name, credentials, "pull,push")
+        return self.pushing_to(repository)
+
+    def pushing_to(self, repository: Repository) -> Pushing:
+        """A push to a repository, or to what takes blobs and manifests as one does."""
         return Pushing(self.store, repository, self._packing, self._uploads)
 
     def pushed(self, name: Reference, record: ImageRecord) -> None:

@@ -254,3 +254,80 @@ def test_the_request_names_caches_too(own_engine: TempEngine, registry: Registry
     records = engine.request("GET", "/v1.45/system/df?type=build-cache").json()["BuildCache"]
     assert len(records) >= 4
     assert registry.requests("GET", "/v2/field/blobs/")
+
+
+MULTISTAGE = """
+FROM busybox AS made
+RUN cat /proc/sys/kernel/random/uuid >/side
+FROM busybox
+RUN cat /proc/sys/kernel/random/uuid >/uuid
+COPY --from=made /side /side
+RUN true
+"""
+
+
+def export(
+    engine: TempEngine, kind: str, attributes: Mapping[str, str], services: Any = None, file: str = MULTISTAGE
+) -> Built:
+    """A build whose cache is exported, as a client asks for it in Control/Solve."""
+    files = {"dockerfile": {"Dockerfile": file.encode()}, "context": {"file": b"content"}}
+    more = field(8, field(4, field(1, kind) + sessions.mapping(2, attributes)))
+    return Build(engine.socket, files, names="first:1", services=services, more=more, direct=True).result()
+
+
+@pytest.mark.parametrize("place", ["registry", "local"])
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_an_export(own_engine: TempEngine, registry: Registry, place: str, mode: str) -> None:
+    engine = own_engine
+    blobs: dict[str, bytes] = {}
+    services = sessions.of_directory("local:/d", blobs) if place == "local" else {}
+    ref = f"{registry.host}/export-{mode}:1"
+    given = {"ref": ref} if place == "registry" else {"dest": "/d"}
+    built = export(engine, place, given | {"mode": mode}, services)
+    assert built.failure is None, built.failure
+    vertex = built.vertex(f"exporting cache to {'registry' if place == 'registry' else 'client directory'}")
+    assert not vertex.error and all(vertex.statuses.values())
+    manifest = json.loads(built.response["cache.manifest"])
+    assert manifest["mediaType"] == OCI_MANIFEST
+    assert f"writing cache image manifest {manifest['digest']}" in vertex.statuses
+    expected = uuid(engine, "first:1")
+    attributes = {"ref": ref} if place == "registry" else {"src": "/d", "digest": manifest["digest"]}
+    if place == "local":
+        assert len(blobs[manifest["digest"]]) == manifest["size"]
+        services = sessions.of_directory("local:/d", blobs)
+        # again: the directory has everything
+        before = dict(blobs)
+        assert export(engine, place, given | {"mode": mode}, services).response["cache.manifest"]
+        assert blobs == before
+        services = sessions.of_directory("local:/d", blobs)
+    forget(engine)
+    imports = [{"Type": place, "Attrs": attributes}]
+    again = build(engine, MULTISTAGE, "again:1", imports, services=services)
+    assert again.failure is None, again.failure
+    assert uuid(engine, "again:1") == expected
+    side = next(vertex for vertex in again.vertices if vertex.name.startswith("[made 2/2]"))
+    assert side.cached is (mode == "max")
+    assert again.vertex("[stage-1 4/4] RUN true").cached is (mode == "max")
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "message"),
+    [
+        ("gha", {}, "unknown cache exporter: 'gha'"),
+        ("local", {}, "cache export local: dest is missing"),
+        ("registry", {"ref": "a", "mode": "most"}, "mode 'most' must be min or max"),
+        ("registry", {"ref": "a", "compression": "zstd"}, "compression 'zstd' is not supported"),
+        ("registry", {"ref": "127.0.0.1:1/none"}, "error exporting cache: "),
+        ("local", {"dest": "/d"}, "offers no caches"),
+    ],
+)
+def test_an_export_that_fails(builder: TempEngine, kind: str, attributes: dict[str, str], message: str) -> None:
+    built = export(builder, kind, attributes, file="FROM busybox\nRUN echo a >/a\n")
+    assert built.failure is not None and message in built.failure.message, built.failure
+
+
+def test_an_export_that_may_fail(builder: TempEngine) -> None:
+    attributes = {"ref": "127.0.0.1:1/none", "ignore-error": "true"}
+    built = export(builder, "registry", attributes, file="FROM busybox\nRUN echo a >/a\n")
+    assert built.failure is None
+    assert "127.0.0.1:1" in built.vertex("exporting cache to registry").error

@@ -29,7 +29,7 @@ import msgspec
 
 from engine import __version__
 from engine.build import options
-from engine.build.buildkit import details, exporting, frontend, grpc, protobuf
+from engine.build.buildkit import cache_exports, details, exporting, frontend, grpc, protobuf
 from engine.build.buildkit.control_messages import (
     BuildkitVersion,
     Capability,
@@ -152,6 +152,8 @@ class _Result:
         self.image_id = ""
         self.is_new = False
         """There was no such image before."""
+        self.response: dict[str, str] = {}
+        """What exports of its cache say to the client."""
 
 
 class Control:
@@ -384,6 +386,7 @@ class Control:
         try:
             with self._parts.history.recorded(request, job.progress, lambda error: _failure(job, error)) as outcome:
                 _check_entitlements(request.entitlements, self._parts.builder.entitlements)
+                cache_exports.check(request.cache.exports if request.cache is not None else ())
                 result = await self._wanted(job)
                 if result is not None and result.wanted.options.host.network_mode == "host":
                     _check_entitlements(("network.host",), self._parts.builder.entitlements)
@@ -462,7 +465,7 @@ class Control:
         finally:
             if not images and result.is_new:  # the cache has it
                 await self._parts.images.delete_if(image_id, lambda record: record.nameless)
-        return self._image_exported(job, image_id, tags) if images else {}
+        return result.response | (self._image_exported(job, image_id, tags) if images else {})
 
     def _image_exported(self, job: _Job, image_id: str, tags: Sequence[Reference]) -> dict[str, str]:
         exported = job.progress.vertex("exporting to image")
@@ -481,6 +484,9 @@ class Control:
         progress = result.job.progress
         files = Files(self._parts.sessions, request.session, wanted, self._parts.images, self._image_of)
         steps = Steps(progress)
+        cached = request.cache.exports if request.cache is not None else ()
+        find = functools.partial(self._parts.sessions.find, request.session)
+        exports = cache_exports.Exports(cached, find, builder.registries, progress)
         before = self._parts.images.index.ids()
         try:
             chosen = msgspec.structs.replace(
@@ -491,6 +497,7 @@ class Control:
                 contexts=await files.named(builder, progress),
                 imports=await files.imports(builder, request.cache.imports if request.cache else (), progress),
                 inline_cache=_inline_cache(result),
+                export=exports.run if exports else None,
             )
             async with contextlib.aclosing(files.start(builder, chosen, progress)) as reports:
                 async for report in reports:
@@ -508,6 +515,7 @@ class Control:
             steps.end(CANCELED)
             raise
         steps.end()
+        result.response = exports.response
         result.image_id, result.is_new = steps.image_id, steps.image_id not in before
         return steps.image_id
 
@@ -538,7 +546,7 @@ def _inline_cache(result: _Result) -> bool:
     cache = result.job.request.cache
     exports = cache.exports if cache is not None else ()
     return result.wanted.options.arguments.get("BUILDKIT_INLINE_CACHE") in ("1", "true") or any(
-        each.type == "inline" for each in exports
+        each.type == cache_exports.INLINE for each in exports
     )
 
 

@@ -23,6 +23,26 @@ class ReadContentResponse(msgspec.Struct):
     data: Annotated[bytes, 2] = b""
 
 
+STAT_CONTENT, WRITE_PIECE, COMMIT_CONTENT = range(3)
+"""Actions of a WriteContentRequest."""
+
+
+class WriteContentRequest(msgspec.Struct):
+    """containerd.services.content.v1"""
+
+    action: Annotated[int, 1] = STAT_CONTENT
+    ref: Annotated[str, 2] = ""
+    """Names the transfer."""
+    total: Annotated[int, 3] = 0
+    expected: Annotated[str, 4] = ""
+    offset: Annotated[int, 5] = 0
+    data: Annotated[bytes, 6] = b""
+
+
+class ContentInfoResponse(msgspec.Struct):
+    """containerd.services.content.v1; the fields do not matter."""
+
+
 class GetSecretRequest(msgspec.Struct):
     """moby.buildkit.secrets.v1"""
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import socket
 import tempfile
@@ -20,17 +21,21 @@ from typing import TYPE_CHECKING
 
 from engine.build.buildkit import filesync, grpc, protobuf
 from engine.build.buildkit.messages import (
+    COMMIT_CONTENT,
+    WRITE_PIECE,
     BytesMessage,
     CheckAgentRequest,
     CheckAgentResponse,
+    ContentInfoResponse,
     CredentialsRequest,
     CredentialsResponse,
     GetSecretRequest,
     GetSecretResponse,
     ReadContentRequest,
     ReadContentResponse,
+    WriteContentRequest,
 )
-from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unimplemented, reason
+from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError, Unimplemented, reason
 from engine.images.credentials import NOBODY, Credentials
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
@@ -53,6 +58,10 @@ DIFF_COPY = "/moby.filesync.v1.FileSync/DiffCopy"
 FILE_SEND = "/moby.filesync.v1.FileSend/DiffCopy"
 UPLOAD = "/moby.upload.v1.Upload/Pull"
 READ_CONTENT = "/containerd.services.content.v1.Content/Read"
+WRITE_CONTENT = "/containerd.services.content.v1.Content/Write"
+CONTENT_INFO = "/containerd.services.content.v1.Content/Info"
+PIECE = 1 << 20
+"""Bytes of a blob in one message."""
 
 DEFAULT_AGENT = "default"
 
@@ -201,6 +210,41 @@ class Session:
             await stream.send(protobuf.encode(ReadContentRequest(digest=digest)), last=True)
             while (message := await stream.receive()) is not None:
                 yield protobuf.decode(message, ReadContentResponse).data
+        finally:
+            stream.cancel()
+
+    async def has_blob(self, store: str, digest: str) -> bool:
+        """True if one of the client's stores has a blob. Raises Unimplemented and ServerError."""
+        connection = self._served(CONTENT_INFO, "caches")
+        about = [("buildkit-attachable-store-id", store)]
+        try:
+            await connection.ask(CONTENT_INFO, ReadContentRequest(digest=digest), ContentInfoResponse, about)
+        except NotFound:
+            return False
+        return True
+
+    async def write_blob(self, store: str, chunks: AsyncIterator[bytes], digest: Callable[[], str]) -> None:
+        """Write a blob into one of the client's stores. `digest` is known after the last chunk.
+
+        Raises Unimplemented, and ServerError with the client's reason.
+        """
+        connection = self._served(WRITE_CONTENT, "caches")
+        stream = connection.call(WRITE_CONTENT, [("buildkit-attachable-store-id", store)])
+        ref, offset = secrets.token_hex(16), 0
+
+        async def step(message: WriteContentRequest, *, last: bool = False) -> None:
+            await stream.send(protobuf.encode(message), last=last)
+            if await stream.receive() is None:
+                raise ServerError("the client ended the export of the cache too early")
+
+        try:
+            async for chunk in chunks:
+                for begin in range(0, len(chunk), PIECE):
+                    data = chunk[begin : begin + PIECE]
+                    await step(WriteContentRequest(WRITE_PIECE, ref, offset=offset, data=data))
+                    offset += len(data)
+            with contextlib.suppress(Conflict):  # it has the blob already
+                await step(WriteContentRequest(COMMIT_CONTENT, ref, offset, digest(), offset), last=True)
         finally:
             stream.cancel()
 

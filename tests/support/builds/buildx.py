@@ -109,10 +109,11 @@ class Build:
         direct: bool = False,
         inputs: Mapping[str, bytes] | None = None,
         finish: bool = True,
+        more: bytes = b"",
     ) -> None:
         """`direct`: the frontend is named in Control/Solve, as older clients do. `inputs`:
         definitions of other builds. `exporters`: instead of one. Without `finish` the build begins
-        with `evaluate` or `finish`.
+        with `evaluate` or `finish`. `more`: further fields of Control/Solve.
         """
         self._open = ExitStack()
         handlers = sessions.of_files(directories) | dict(services or {})
@@ -121,7 +122,7 @@ class Build:
         self.ref = secrets.token_hex(12)
         asked = dict(options or {})
         exported = ({"name": names} if names else {}) | dict(attributes or {})
-        request = part(1, self.ref) + part(5, self.session)
+        request = part(1, self.ref) + part(5, self.session) + more
         if direct:
             request += part(3, exporter) + mapping(4, exported) + part(6, frontend) + mapping(7, asked)
         else:

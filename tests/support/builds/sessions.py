@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import fnmatch
+import hashlib
 import json
 import queue
 import secrets
@@ -27,6 +28,8 @@ from tests.support.engine import client
 
 GET_SECRET = "/moby.buildkit.secrets.v1.Secrets/GetSecret"
 READ_CONTENT = "/containerd.services.content.v1.Content/Read"
+WRITE_CONTENT = "/containerd.services.content.v1.Content/Write"
+CONTENT_INFO = "/containerd.services.content.v1.Content/Info"
 CHECK_AGENT = "/moby.sshforward.v1.SSH/CheckAgent"
 FORWARD_AGENT = "/moby.sshforward.v1.SSH/ForwardAgent"
 CREDENTIALS = "/moby.filesync.v1.Auth/Credentials"
@@ -267,6 +270,35 @@ def of_content(store: str, blobs: Mapping[str, bytes]) -> dict[str, Handler]:
             call.send((field(1, begin) if begin else b"") + field(2, content[begin : begin + (1 << 20)]))
 
     return {READ_CONTENT: read}
+
+
+def of_directory(store: str, blobs: dict[str, bytes]) -> dict[str, Handler]:
+    """As `of_content`, for a store that takes blobs, too."""
+
+    def info(call: Call) -> bytes:
+        assert call.values("buildkit-attachable-store-id") == [store]
+        digest = fields(call.receive() or b"")[1].decode()
+        if digest not in blobs:
+            raise Failed(5, f"content {digest}: not found")
+        return field(1, field(1, digest) + field(2, len(blobs[digest])))
+
+    def write(call: Call) -> None:
+        assert call.values("buildkit-attachable-store-id") == [store]
+        content, ref = b"", b""
+        while (message := call.receive()) is not None:
+            request = fields(message)
+            ref = ref or request[2]
+            assert request[2] == ref and request.get(5, 0) == len(content)
+            content += request.get(6, b"")
+            if request[1] == 2:
+                digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+                assert (request[3], request[4]) == (len(content), digest.encode())
+                if digest in blobs:
+                    raise Failed(6, f"content {digest}: already exists")
+                blobs[digest] = content
+            call.send(field(1, request[1]) + field(4, len(content)))
+
+    return of_content(store, blobs) | {CONTENT_INFO: info, WRITE_CONTENT: write}
 
 
 def of_agent(agent: str, name: str = "default") -> dict[str, Handler]:

@@ -58,6 +58,25 @@ def test_what_is_refused(raw: bytes, message: str) -> None:
         cacheconfig.read(raw)
 
 
+def test_a_configuration_that_is_written() -> None:
+    """Layers that several steps have are one layer."""
+    results = [("aa" * 32, ["d0", "d1"], TIME), ("bb" * 32, ["d0"], TIME), ("cc" * 32, ["d0", "d2", "d1"], TIME)]
+    blobs = {"d0": BLOBS[0], "d1": BLOBS[1], "d2": BLOBS[2]}
+    raw = cacheconfig.write(reversed(results), blobs)
+    assert raw == cacheconfig.write(results, blobs)
+    assert json.loads(raw)["layers"] == [
+        {"blob": BLOBS[0], "parent": -1},
+        {"blob": BLOBS[1]},
+        {"blob": BLOBS[2]},
+        {"blob": BLOBS[1], "parent": 2},
+    ]
+    found = cacheconfig.read(raw)
+    for key, diff_ids, created in results:
+        step = found.by_key[key]
+        assert step.created == created
+        assert [found.layers[place].blob for place in found.chain(step)] == [blobs[each] for each in diff_ids]
+
+
 def test_an_inline_cache() -> None:
     steps = [Step("cd" * 32, 1, TIME), Step(KEY, 0, TIME)]
     text = cacheconfig.write_inline(steps)
