@@ -24,6 +24,7 @@ from engine.wire.images import Platform
 if TYPE_CHECKING:
     from engine.build.imported import Imports
     from engine.build.state import Made
+    from engine.images.record import ImageRecord
 
 T = TypeVar("T")
 
@@ -92,6 +93,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """
     credentials: Mapping[str, Credentials] = msgspec.field(default_factory=dict)
     """By registry domain, as in `Reference.domain`."""
+    based_on: Callable[[str, ImageRecord], None] | None = None
+    """Gets each image that the Dockerfile names, with that name, when it is known."""
     imports: Imports | None = None
     """Caches from elsewhere."""
     export: Callable[[Sequence[Made]], Awaitable[None]] | None = None

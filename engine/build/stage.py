@@ -149,7 +149,10 @@ class Site:
         key = f"{name} {platform}"
         async with self._resolving.setdefault(key, asyncio.Lock()):
             if key not in self._images:
-                self._images[key] = await base.resolve(name, platform, self.options, self.parts, log)
+                record = await base.resolve(name, platform, self.options, self.parts, log)
+                if self.options.based_on is not None:
+                    self.options.based_on(name, record)
+                self._images[key] = record
         return self._images[key]
 
     async def context_directory(self) -> int:

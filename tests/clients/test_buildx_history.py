@@ -40,7 +40,9 @@ def test_history(own_engine: TempEngine, tmp_path: Path) -> None:
     for name, text in FILES.items():
         (context / name).write_text(text)
     assert builds() == {}
-    docker("build", "-t", "one", "--build-arg", "X=2", "--label", "a=b", ".")
+    docker(
+        "build", "-t", "one", "--build-arg", "X=2", "--label", "a=b", "--metadata-file", str(tmp_path / "metadata"), "."
+    )
     docker("build", "-f", "bad", ".", status=1)
     command = [FORKY.path, "build", "-f", "slow", "."]
     with subprocess.Popen(
@@ -62,7 +64,15 @@ def test_history(own_engine: TempEngine, tmp_path: Path) -> None:
     assert shown["BuildArgs"] == [{"Name": "X", "Value": "2"}] and shown["Labels"] == [{"Name": "a", "Value": "b"}]
     assert shown["NumCompletedSteps"] == shown["NumTotalSteps"] > 2
     image = own_engine.request("GET", "/v1.44/images/one/json").json()["Id"]
-    assert [each["Digest"] for each in shown["Attachments"]] == [image]
+    attached, provenance = shown["Attachments"]
+    assert attached["Digest"] == image and provenance["Type"] == "https://slsa.dev/provenance/v0.2"
+    (material,) = shown["Materials"]
+    assert material["URI"].startswith("pkg:docker/busybox@latest?platform=linux%2F")
+    metadata = json.loads((tmp_path / "metadata").read_text())
+    assert metadata["buildx.build.ref"].endswith(one)
+    found_there = metadata["buildx.build.provenance"]
+    assert found_there["invocation"]["parameters"]["args"] == {"build-arg:X": "2", "label:a": "b"}
+    assert [each["uri"] for each in found_there["materials"]] == [material["URI"]]
     failed = history("inspect", bad)
     assert (
         "   2 | >>> RUN echo before && exit 3" in failed and "> => [2/2] RUN echo before && exit 3:\n> before" in failed

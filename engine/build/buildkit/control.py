@@ -76,6 +76,7 @@ from engine.build.reports import CheckWarning
 from engine.config.cache import CachePolicy
 from engine.errors import BUG, Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.images.archive import ARCHITECTURE
+from engine.images.record import ImageRecord
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
 from engine.system.threads import cancelled
@@ -154,6 +155,8 @@ class _Result:
         """There was no such image before."""
         self.response: dict[str, str] = {}
         """What exports of its cache say to the client."""
+        self.bases: dict[str, ImageRecord] = {}
+        """The images that its Dockerfile names."""
 
 
 class Control:
@@ -393,6 +396,7 @@ class Control:
                 found = await self._build(result) if result is not None else {}
                 outcome.response = found
                 if result is not None:
+                    outcome.bases = result.bases
                     outcome.result = functools.partial(self._configuration, result.image_id)
             return protobuf.encode(SolveResponse(exporter_response=found))
         finally:
@@ -497,6 +501,7 @@ class Control:
                 contexts=await files.named(builder, progress),
                 imports=await files.imports(builder, request.cache.imports if request.cache else (), progress),
                 inline_cache=_inline_cache(result),
+                based_on=result.bases.__setitem__,
                 export=exports.run if exports else None,
             )
             async with contextlib.aclosing(files.start(builder, chosen, progress)) as reports:

@@ -3,7 +3,7 @@ of its progress.
 
     ROOT/state.db              kind `build`: a record per build, by its reference
     ROOT/build/history/<name>  zstd frames, one per blob: the log, the failure, the image's
-                               configuration
+                               configuration, its provenance
 
 A build that runs is in memory only. Its record is written when it has ended, after its client has
 the answer. A crash therefore leaves whole records, and files without a record, which `History`
@@ -38,7 +38,7 @@ from typing import NamedTuple
 import msgspec
 import zstandard
 
-from engine.build.buildkit import protobuf
+from engine.build.buildkit import protobuf, provenance
 from engine.build.buildkit.control_messages import Exporter, RpcStatus, SolveRequest, StatusResponse, Time
 from engine.build.buildkit.history_messages import (
     COMPLETE,
@@ -52,7 +52,9 @@ from engine.build.buildkit.history_messages import (
 )
 from engine.build.buildkit.messages import shortened
 from engine.build.buildkit.progress import Progress
+from engine.build.git import without_password
 from engine.errors import EngineError, NotFound, ServerError, reason_with_file, words
+from engine.images.record import ImageRecord
 from engine.storage.records import Change, Records
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
@@ -115,7 +117,7 @@ class Row(msgspec.Struct, frozen=True):
     def completed(self) -> int:
         """Nanoseconds since the epoch."""
         assert self.record.completed is not None
-        return self.record.completed.seconds * 1_000_000_000 + self.record.completed.nanoseconds
+        return _nanoseconds(self.record.completed)
 
 
 class Outcome:
@@ -125,6 +127,8 @@ class Outcome:
         self.response: Mapping[str, str] = {}
         self.result: Callable[[], bytes] | None = None
         """Reads the image's configuration. Blocking; raises EngineError."""
+        self.bases: Mapping[str, ImageRecord] = {}
+        """The images that the Dockerfile names."""
         self.failure: tuple[int, str, bytes] | None = None
         """gRPC status, message and google.rpc.Status with details."""
 
@@ -469,14 +473,15 @@ def _begun(request: SolveRequest) -> BuildHistoryRecord:
 
 
 def _bounded(attributes: Mapping[str, str]) -> dict[str, str]:
-    """The attributes that fit into a record. The first ones count."""
+    """The attributes that fit into a record, without passwords in URLs. The first ones count."""
     found: dict[str, str] = {}
     left = ATTRIBUTES
     for name, value in attributes.items():
         left -= len(name) + len(value)
         if left < 0:
             break
-        found[name] = value
+        is_url = name.partition(":")[0] in ("context", "input")
+        found[name] = without_password(value) if is_url else value
     return found
 
 
@@ -497,8 +502,25 @@ def _completed(record: BuildHistoryRecord, file: _File, last: StatusResponse | N
         with contextlib.suppress(EngineError):  # the image is gone already
             configuration = outcome.result()
             blob = file.blob(CONFIGURATION, configuration)
-            record.result = BuildResultInfo(result=blob, results=[NumberedBlob(0, blob)])
+            made = file.blob(provenance.MEDIA_TYPE, provenance.predicate(_inputs(record, outcome)))
+            made.annotations = {"in-toto.io/predicate-type": provenance.PREDICATE}
+            record.result = BuildResultInfo(result=blob, attestations=[made], results=[NumberedBlob(0, blob)])
     return Row(record, file.finish(), tuple(file.parts))
+
+
+def _inputs(record: BuildHistoryRecord, outcome: Outcome) -> provenance.Inputs:
+    assert record.created is not None and record.completed is not None
+    return provenance.Inputs(
+        ref=record.ref,
+        attributes=record.attributes,
+        bases=outcome.bases,
+        begun=_nanoseconds(record.created),
+        ended=_nanoseconds(record.completed),
+    )
+
+
+def _nanoseconds(moment: Time) -> int:
+    return moment.seconds * 1_000_000_000 + moment.nanoseconds
 
 
 def _beyond(rows: Mapping[str, Row], limits: Limits, now: int) -> set[str]:

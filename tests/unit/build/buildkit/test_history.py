@@ -162,6 +162,16 @@ def test_what_leaves_no_record(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+def test_passwords_of_urls_are_not_recorded(tmp_path: Path) -> None:
+    async def work(history: History) -> None:
+        progress = Progress("one")
+        with history.recorded(SolveRequest(ref="one", attributes={"context": "https://a:b@c/d.git"}), progress, failed):
+            assert [record.attributes for record in history.active()] == [{"context": "https://xxxxx@c/d.git"}]
+        progress.close()
+
+    run(tmp_path, work)
+
+
 def test_large_attributes_are_cut(tmp_path: Path) -> None:
     async def work(history: History) -> None:
         request = SolveRequest(ref="one", attributes={"a": "b", "build-arg:X": "x" * (1 << 20)})
