@@ -151,6 +151,10 @@ class Progress:
         self._aside: set[_Reader] = set()
         self._read = asyncio.Event()
         """A reader has caught up."""
+        self._vertices: dict[str, Vertex] = {}
+        """As last reported, for readers that come late."""
+        self._begun = False
+        """A client has got the first reports."""
         self._closed = False
         self.failed = ""
         """Digest of the last vertex that has failed."""
@@ -162,6 +166,7 @@ class Progress:
         return VertexProgress(self, f"sha256:{digest}", name)
 
     def report(self, report: StatusResponse) -> None:
+        self._vertices.update((vertex.digest, vertex) for vertex in report.vertexes)
         if not self._readers:
             self._backlog.add(report)
             self._backlog.shrink(BACKLOG, BACKLOG_BYTES)
@@ -195,9 +200,15 @@ class Progress:
                 return
 
     def read(self) -> AsyncGenerator[StatusResponse, None]:
-        """The reports from now on, and for the first reader those before; ends with the build."""
+        """The reports from now on; ends with the build. The first reader gets those before, too,
+        the others how each vertex is.
+        """
         reader = _Reader(self._backlog)
         self._backlog = _Queue()
+        if self._begun:
+            for vertex in self._vertices.values():
+                reader.reports.add(StatusResponse(vertexes=[vertex]))
+        self._begun = True
         return self._reports(reader, self._readers, 0)
 
     def read_aside(self) -> AsyncGenerator[StatusResponse, None]:

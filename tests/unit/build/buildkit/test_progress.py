@@ -184,7 +184,7 @@ def test_readers_that_come_late() -> None:
         assert len(logs) == module.BACKLOG - 1 and logs[-1] == str(module.BACKLOG + 4).encode()
         last = reports[-1].vertexes[-1]
         assert last.completed is not None and not last.error
-        assert [report async for report in progress.read()] == []
+        assert [report async for report in progress.read()] == [StatusResponse(vertexes=[last])]
 
     asyncio.run(work())
 
@@ -352,3 +352,29 @@ def test_a_reader_aside() -> None:
         assert progress.failed == recorded[0].vertexes[0].digest
 
     asyncio.run(work())
+
+
+def test_a_reader_that_comes_late() -> None:
+    """It learns the names of the steps, but not what they have written so far."""
+
+    async def work() -> list[StatusResponse]:
+        progress = Progress("ref")
+        first = progress.read()
+        progress.vertex("a").end()
+        running = progress.vertex("b")
+        running.log("early")
+        await anext(first)
+        second = progress.read()
+        found = [await anext(second)]
+        running.log("late")
+        found.append(await anext(second))
+        running.end()
+        progress.close()
+        found += [report async for report in second]
+        await first.aclose()
+        return found
+
+    found = asyncio.run(work())
+    assert [(vertex.name, vertex.completed is not None) for vertex in found[0].vertexes] == [("a", True), ("b", False)]
+    assert [[log.message for log in report.logs] for report in found] == [[], [b"late"], []]
+    assert [vertex.name for vertex in found[2].vertexes] == ["b"]
