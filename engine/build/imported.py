@@ -93,6 +93,11 @@ class Imports:
     def __init__(self, caches: Sequence[ImportedCache]) -> None:
         self._caches = caches
 
+    @property
+    def names(self) -> list[str]:
+        """The caches, as the client has named them. Builds that name others share no runs."""
+        return [cache.name for cache in self._caches]
+
     def find(self, key: str, below: Sequence[str]) -> Hit | None:
         """The first result of a step on the layers `below`, by diff_id."""
         return next((hit for cache in self._caches if (hit := cache.find(key, below)) is not None), None)

@@ -396,7 +396,9 @@ class StageBuild:
                 cache.write_soon()
                 return made
 
-            shared = keys.key_of(key, "run", self.site.id if self.no_cache else "", with_others)
+            imports = self.site.options.imports
+            names = imports.names if imports is not None else ()
+            shared = keys.key_of(key, "run", self.site.id if self.no_cache else "", with_others, names)
             state = await self.site.parts.shared.once(shared, log, store)
         self.site.charge(state)
         for other in known_as:

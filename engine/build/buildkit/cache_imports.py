@@ -110,9 +110,11 @@ async def _shown(
     except EngineError as error:
         vertex.end(error.message)
         return None
-    vertex.status(f"found {len(cache)} steps", complete=True)
-    vertex.end()
-    return cache
+    else:
+        vertex.status(f"found {len(cache)} steps", complete=True)
+        return cache
+    finally:
+        vertex.end()
 
 
 async def _registry(ref: str, session: Session | None, remote: Remote) -> _Source:

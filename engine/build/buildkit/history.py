@@ -74,7 +74,7 @@ LOG_BYTES = 32 << 20
 ATTRIBUTES = 32 << 10
 """Bytes of the frontend's attributes in one record."""
 REFERENCE = 256
-"""Bytes of a reference. A build with a longer one leaves no record."""
+"""Bytes of a reference. A build with a longer one, or one that is not UTF-8, leaves no record."""
 PIECE = 1 << 20
 """Bytes of a blob that are read at a time."""
 SETTLED = 60.0
@@ -263,7 +263,7 @@ class History:
         """
         outcome = Outcome()
         ref = request.ref
-        if request.internal or len(ref.encode(errors="replace")) > REFERENCE:
+        if request.internal or _text(ref) != ref or len(ref.encode()) > REFERENCE:
             yield outcome
             return
         record = _begun(request)
@@ -465,9 +465,9 @@ def _begun(request: SolveRequest) -> BuildHistoryRecord:
         exporters = [Exporter(type=request.exporter, attributes=request.exporter_attributes)]
     return BuildHistoryRecord(
         ref=request.ref,
-        frontend=request.frontend,
+        frontend=_text(request.frontend[:REFERENCE]),
         attributes=_bounded(request.attributes),
-        exporters=[Exporter(each.type, _bounded(each.attributes)) for each in exporters],
+        exporters=[Exporter(_text(each.type), _bounded(each.attributes)) for each in exporters],
         created=Time(*divmod(time.time_ns(), 1_000_000_000)),
     )
 
@@ -481,8 +481,13 @@ def _bounded(attributes: Mapping[str, str]) -> dict[str, str]:
         if left < 0:
             break
         is_url = name.partition(":")[0] in ("context", "input")
-        found[name] = without_password(value) if is_url else value
+        found[_text(name)] = _text(without_password(value) if is_url else value)
     return found
+
+
+def _text(text: str) -> str:
+    """A text from outside, in characters that the database takes."""
+    return text.encode(errors="replace").decode()
 
 
 def _completed(record: BuildHistoryRecord, file: _File, last: StatusResponse | None, outcome: Outcome) -> Row:
@@ -496,7 +501,7 @@ def _completed(record: BuildHistoryRecord, file: _File, last: StatusResponse | N
     record.completed_steps = sum(ended for _, ended in file.vertices.values())
     if outcome.failure is not None:
         code, message, details = outcome.failure
-        record.error = RpcStatus(code, shortened(message))
+        record.error = RpcStatus(code, shortened(_text(message)))
         record.external_error = file.blob(FAILURE, details)
     elif outcome.result is not None:
         with contextlib.suppress(EngineError):  # the image is gone already

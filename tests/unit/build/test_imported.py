@@ -59,4 +59,5 @@ def test_caches_are_asked_in_their_order() -> None:
     first, second = cache(0), cache(0)
     hit = Imports([cache(2), first, second]).find("key", ())
     assert hit is not None and hit.cache is first
+    assert Imports([first, second]).names == ["name", "name"]
     assert Imports([]).find("key", ()) is None

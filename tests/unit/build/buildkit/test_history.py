@@ -149,7 +149,8 @@ def test_a_long_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_leaves_no_record(tmp_path: Path) -> None:
     async def work(history: History) -> None:
-        for request in (SolveRequest(ref="one", internal=True), SolveRequest(ref="x" * 1000)):
+        refused = SolveRequest(ref="one", internal=True), SolveRequest(ref="x" * 1000), SolveRequest(ref="\udcff")
+        for request in refused:
             with history.recorded(request, Progress("one"), failed):
                 assert history.active() == []
         await history.recent()
@@ -168,6 +169,23 @@ def test_passwords_of_urls_are_not_recorded(tmp_path: Path) -> None:
         with history.recorded(SolveRequest(ref="one", attributes={"context": "https://a:b@c/d.git"}), progress, failed):
             assert [record.attributes for record in history.active()] == [{"context": "https://xxxxx@c/d.git"}]
         progress.close()
+
+    run(tmp_path, work)
+
+
+def test_texts_that_are_not_utf_8(tmp_path: Path) -> None:
+    async def work(history: History) -> None:
+        progress = Progress("one")
+        request = SolveRequest(ref="one", attributes={"a\udcff": "b\udcff"}, exporters=[Exporter("c\udcff")])
+        with (
+            contextlib.suppress(InvalidParameter),
+            contextlib.closing(progress),
+            history.recorded(request, progress, failed),
+        ):
+            raise InvalidParameter("d")
+        await history.recent()
+        (record,) = history.ended()
+        assert record.attributes == {"a?": "b?"} and record.exporters == [Exporter("c?")]
 
     run(tmp_path, work)
 
