@@ -32,6 +32,7 @@ def toml() -> str:
 
 
 _EXAMPLES = {
+    "userns_remap": '"default"',
     "exec_opt": '["native.cgroupdriver=cgroupfs"]',
     "pidfile": '"/run/engined.pid"',
     "metrics_addr": '"127.0.0.1:9323"',

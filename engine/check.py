@@ -31,10 +31,12 @@ from engine.runtime import init as found_init
 from engine.runtime import scopes
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
-from engine.system import links, namespaces, netfilter, seccomp
+from engine.system import detached_mounts, links, namespaces, netfilter, seccomp
 
 KERNEL = (5, 10)
 """Oldest kernel that is tested. openat2(2), pidfds and overlay on overlay are older."""
+REMAPPING = (5, 19)
+"""Oldest kernel with overlays of ID-mapped mounts."""
 
 PUBLISHED = 4
 """Published ports per container that the host should have room for."""
@@ -128,6 +130,7 @@ def findings(containers: int) -> Iterator[Finding]:
             accepting = firewall.accepting(_mark())
             yield forwarding(firewall.dropping(accepting, firewall.programs()), accepting)
         yield swarm_networks(overlay.features())
+        yield remapping(platform.release(), _root())
     yield etcd(versions.found())
     yield ports(containers)
     yield ephemeral_ports(containers)
@@ -145,11 +148,38 @@ def _mark() -> int:
     return FIREWALL_MARK
 
 
-def kernel(release: str) -> Finding:
+def _root() -> Path:
+    """Its directory of images, or the one above that exists."""
+    root = Path(config.DEFAULT_ROOT)
+    with contextlib.suppress(ValueError):
+        root = config.Source({}, config.default_file()).load().config.root
+    return next(each for each in (root, *root.absolute().parents) if each.is_dir())
+
+
+def remapping(release: str, directory: Path) -> Finding:
+    """Looks for what `--userns-remap` needs; an engine without that option does not."""
+    found = _version(release)
+    why = ""
+    if found < REMAPPING:
+        why = f"overlays of ID-mapped mounts need Linux {'.'.join(map(str, REMAPPING))}"
+    else:
+        try:
+            detached_mounts.try_mapping(directory)
+        except (EngineError, OSError) as error:
+            why = f"{directory}: {words(error)}"
+    return Finding("user namespaces", True, f"--userns-remap is refused: {why}" if why else "--userns-remap works")
+
+
+def _version(release: str) -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", release)
-    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def kernel(release: str) -> Finding:
     wanted = ".".join(map(str, KERNEL))
-    return Finding("kernel", version >= KERNEL, f"{release} ({wanted} or newer)", f"boot a kernel of {wanted} or newer")
+    return Finding(
+        "kernel", _version(release) >= KERNEL, f"{release} ({wanted} or newer)", f"boot a kernel of {wanted} or newer"
+    )
 
 
 def file_system(name: str, known: Path = Path("/proc/filesystems"), modules: Path = Path("/lib/modules")) -> Finding:

@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import ssl
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -226,6 +227,8 @@ class Daemon:
         config = self.config
         before = _Before.of(config.root)
         _make_directories(config)
+        if self.defaults.ids is not None:
+            _check_passable(config.run)
         claim = _claim(config.run)
         self._took_over = (config.run / "monitor").exists()  # until the monitor says what it has
         stack.callback(self._leave_run, claim)
@@ -256,12 +259,12 @@ class Daemon:
         self.records = _records_beside(config) if self._only_stops else Records.in_root(config.root)
         self._opened_records = True
         stack.callback(self.records.close)
-        self.snapshots = OverlaySnapshots(config.root, self.records, [MARK])
+        self.snapshots = OverlaySnapshots(config.root, self.records, [MARK], self.defaults.ids)
         self.events = EventLog()
         found = Discovery((*config.plugin_sockets, config.run / "plugins"), config.plugin_specs)
         self.plugins = Plugins(found, config.plugin_timeout)
         stack.push_async_callback(self.plugins.close)
-        self.networks = Networks(config, self.records, self.events, self.plugins)
+        self.networks = Networks(config, self.records, self.events, self.plugins, self.defaults.ids)
         self.plugins.users.append(self.networks.users)
         await self.networks.open()
         stack.push_async_callback(self._close_networks)
@@ -283,7 +286,7 @@ class Daemon:
         stack.push_async_callback(self.remote.close)
         self.statistics = Statistics(self.cgroups)
         stack.push_async_callback(self.statistics.close)
-        self.volumes = VolumeStore(config, self.records, self.events, self.plugins)
+        self.volumes = VolumeStore(config, self.records, self.events, self.plugins, self.defaults.ids)
         stack.push_async_callback(self.volumes.close)
         self.grace_period = GracePeriod(await asyncio.to_thread(mounts.mounts))
         stack.push_async_callback(self.grace_period.settled)
@@ -302,7 +305,10 @@ class Daemon:
             on_dropped=self._dropped,
             root=config.root,
         )
-        self.facts = await asyncio.to_thread(_read_host, config, self.cgroups, self.defaults.cgroup_driver)
+        remapped = self.defaults.ids is not None
+        self.facts = await asyncio.to_thread(
+            _read_host, config, self.cgroups, self.defaults.cgroup_driver, remapped=remapped
+        )
         self.deliveries = Deliveries(config, self.events, self.facts.name, self.monitor.ship, self.plugins)
         stack.push_async_callback(self._close_deliveries)
         self.containers = Containers(
@@ -750,7 +756,7 @@ def _end_whatever_hangs(seconds: float, status: int = 0) -> None:
     loop.call_later(seconds, look)
 
 
-def _read_host(config: Config, hierarchies: Cgroups, driver: str) -> Host:
+def _read_host(config: Config, hierarchies: Cgroups, driver: str, *, remapped: bool) -> Host:
     """The facts about this host for /info. The limits are those that a create accepts without a
     warning.
     """
@@ -763,6 +769,7 @@ def _read_host(config: Config, hierarchies: Cgroups, driver: str) -> Host:
         security_options=(
             *(("name=apparmor",) if apparmor.default() else ()),
             *(f"name=seccomp,profile={config.seccomp_profile}" for _ in found.security_options),
+            *(("name=userns",) if remapped else ()),
             *(("name=cgroupns",) if private == "private" else ()),
             *(("name=no-new-privileges",) if config.no_new_privileges else ()),
         ),
@@ -816,6 +823,15 @@ def _make_directories(config: Config) -> None:
         config.run.mkdir(mode=0o711, parents=True, exist_ok=True)
     except FileExistsError as error:
         raise ServerError(f"{error.filename}: is not a directory") from error
+
+
+def _check_passable(run: Path) -> None:
+    """Raises ServerError if the root of a user namespace cannot reach RUN, where the runtime finds
+    the root of a container.
+    """
+    for directory in run.absolute().parents:
+        if not directory.stat().st_mode & stat.S_IXOTH:
+            raise ServerError(f"--userns-remap: {directory}, above {run}, must permit others to pass: chmod o+x")
 
 
 class _Before(NamedTuple):

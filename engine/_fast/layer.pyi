@@ -3,6 +3,8 @@ from typing import Any, Protocol
 
 from engine._fast.tar import Digest, Source
 
+IdRanges = tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, int, int], ...]]
+
 class TarSplit(Protocol):
     def write(self, data: bytes, /) -> Any: ...
     def finish(self, size: int, /) -> None: ...
@@ -19,5 +21,11 @@ def apply(
     tar_split: TarSplit | None = None,
 ) -> tuple[int, int, list[bytes], int, bytes]: ...
 def unpack(
-    source: int | Source, root: int, at: bytes, *, keep_kinds: bool = False, owner: tuple[int, int] | None = None
+    source: int | Source,
+    root: int,
+    at: bytes,
+    *,
+    keep_kinds: bool = False,
+    owner: tuple[int, int] | None = None,
+    ids: IdRanges | None = None,
 ) -> tuple[int, int, int]: ...

@@ -37,6 +37,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset, strcmp, strlen, strncmp, strrchr
 from posix.time cimport timespec
 
+from engine._fast.idmap cimport IdMap, free_ids, map_id, read_ids
 from engine._fast.linux cimport (
     AT_SYMLINK_NOFOLLOW, F_DUPFD_CLOEXEC, O_CLOEXEC, O_DIRECTORY, O_NOFOLLOW, O_PATH, O_RDONLY,
     RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_XDEV, S_IFBLK, S_IFCHR, S_IFIFO, S_ISDIR, S_ISLNK, S_ISGID,
@@ -203,6 +204,7 @@ cdef class _Extraction:
     cdef bint owned                 # all entries get `uid` and `gid`
     cdef uint32_t uid
     cdef uint32_t gid
+    cdef IdMap ids                  # of the entries' owners, to those that they get
     cdef bint keep_kinds            # a directory is not replaced by another type, nor the reverse
     cdef const char *base           # directory in the root that names are relative to
     cdef size_t base_length
@@ -235,6 +237,7 @@ cdef class _Extraction:
         for index in range(self.directory_count):
             free(self.directories[index].path)
         free(self.directories)
+        free_ids(&self.ids)
 
     cdef int fail(self, const char *reason) noexcept nogil:
         snprintf(self.name, sizeof(self.name), b"%s: %.3900s", reason, self.reader.entry.name)
@@ -477,6 +480,11 @@ cdef class _Extraction:
             if self.owned:
                 self.reader.entry.uid = self.uid
                 self.reader.entry.gid = self.gid
+            if self.ids.uids != NULL and not (
+                map_id(self.ids.uids, self.ids.uid_count, &self.reader.entry.uid)
+                and map_id(self.ids.gids, self.ids.gid_count, &self.reader.entry.gid)
+            ):
+                return self.fail(b"its owner has no id on the host")
             if self.place() < 0:
                 return -1
         return self.reader.drain()
@@ -1057,16 +1065,17 @@ def apply(
     return extraction.size, reader.entries, list(implied), extraction.refused, <bytes>extraction.repeated
 
 
-def unpack(source, int root, bytes at not None, *, bint keep_kinds=False, tuple owner=None):
+def unpack(source, int root, bytes at not None, *, bint keep_kinds=False, tuple owner=None, ids=None):
     """Extract an uncompressed archive into the directory `at` below the descriptor of a container's
     root.
 
     `at` is a clean relative path, b"" for the root. As with tar, an entry replaces a file of its
     name, and a directory is merged and gets the archive's owner, mode and time; `at` itself is
     unchanged. `keep_kinds`: raise ArchiveError if an entry would replace a directory by another
-    type, or the reverse. `owner`: uid and gid of all entries, in place of the archive's. Links in
-    the path are followed within the root. Call it in the mount namespace of the container, where
-    the kernel refuses to remove mount points (EBUSY).
+    type, or the reverse. `owner`: uid and gid of all entries, in place of the archive's. `ids`:
+    ranges of uids and gids to translate, as (begin, other, count); another id raises ArchiveError.
+    Links in the path are followed within the root. Call it in the mount namespace of the container,
+    where the kernel refuses to remove mount points (EBUSY).
 
     Returns bytes of files and link targets, the number of entries, and the number of extended
     attributes that were not set.
@@ -1079,6 +1088,7 @@ def unpack(source, int root, bytes at not None, *, bint keep_kinds=False, tuple 
     if owner is not None:
         extraction.owned = True
         extraction.uid, extraction.gid = owner
+    read_ids(&extraction.ids, ids)
     extraction.base = at
     extraction.base_length = len(at)
     with nogil:

@@ -1,6 +1,6 @@
 from typing import Any, final
 
-from engine._fast.layer import TarSplit
+from engine._fast.layer import IdRanges, TarSplit
 
 @final
 class Packer:
@@ -16,6 +16,7 @@ class Packer:
         fine: bool = False,
         layer: bool = False,
         tar_split: TarSplit | None = None,
+        ids: IdRanges | None = None,
     ) -> None: ...
     def read(self, size: int) -> bytes: ...
     def readinto(self, target: Any, /) -> int: ...

@@ -40,6 +40,7 @@ from libc.string cimport memcpy, memset, strlen, strncmp
 
 import os
 
+from engine._fast.idmap cimport OVERFLOW, IdMap, free_ids, map_id, read_ids
 from engine._fast.linux cimport (
     O_CLOEXEC, O_DIRECTORY, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_PATH, O_RDONLY, S_ISBLK, S_ISCHR,
     S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK, SEEK_DATA, SEEK_HOLE, close, fgetxattr, flistxattr, fstat,
@@ -90,6 +91,7 @@ cdef class Packer(Walk):
     A directory `d` comes with everything below it: `d/`, `d/a`, ...; with its own entry only if
     `top` is true. With an empty `name` the entries are called `a`, with `/` they are called `/a`.
     `fine`: write times with nanoseconds. `layer`: write the stream of a layer, see the module.
+    `ids`: ranges of uids and gids to translate, as (begin, other, count); others become 65534.
     """
 
     cdef bytes prefix_bytes
@@ -123,6 +125,7 @@ cdef class Packer(Walk):
     cdef char *full
     cdef size_t full_room
     cdef char target[MAX_PATH + 1]
+    cdef IdMap ids
     cdef object tar_split
     cdef object failure
     cdef readonly list sockets
@@ -144,8 +147,10 @@ cdef class Packer(Walk):
         bint fine=False,
         bint layer=False,
         tar_split=None,
+        ids=None,
     ):
         cdef stat_t found
+        read_ids(&self.ids, ids)
         if tar_split is not None:
             self.tar_split = tar_split
             self.sockets = []
@@ -189,6 +194,7 @@ cdef class Packer(Walk):
         free(self.links)
         free(self.link_names)
         free(self.record)
+        free_ids(&self.ids)
 
     def readinto(self, target not None):
         """Fill `target` with the next bytes of the stream. Returns their number, less than its size
@@ -793,8 +799,16 @@ cdef class Packer(Walk):
         """Append the header of entry `full` to `head`, after a PAX header if it needs one."""
         cdef size_t link_length = strlen(link), padded
         cdef char text[48]
+        cdef stat_t translated
         cdef int digits
         cdef int64_t seconds = found.st_mtim.tv_sec, fraction = found.st_mtim.tv_nsec if self.fine else 0
+        if self.ids.uids != NULL:
+            translated = found[0]
+            if not map_id(self.ids.uids, self.ids.uid_count, &translated.st_uid):
+                translated.st_uid = OVERFLOW
+            if not map_id(self.ids.gids, self.ids.gid_count, &translated.st_gid):
+                translated.st_gid = OVERFLOW
+            found = &translated
         if length > 100 and self.add(b"path", self.full, length) < 0:
             return -1
         if link_length > 100 and self.add(b"linkpath", link, link_length) < 0:

@@ -2,8 +2,9 @@
 """System interfaces for processes that Python's `os` lacks.
 
 `spawn`: a vfork with a working directory, a resource limit and a mount namespace. `sealed`: a
-program of an unprivileged user in namespaces of its own. `read_only`: a mount of a file that no
-other process can write through. `exit_of`: the exit status of a process that is not a child.
+program of an unprivileged user in namespaces of its own. `user_namespace`: one without a process,
+with ids mapped to those of the host. `read_only`: a mount of a file that no other process can write
+through. `exit_of`: the exit status of a process that is not a child.
 `become_subreaper`: prctl(2).
 
 Owns:    nothing; descriptors are the caller's.
@@ -29,6 +30,8 @@ cdef extern from *:
     #include <linux/types.h>
     #include <sched.h>
     #include <signal.h>
+    #include <stdio.h>
+    #include <stdlib.h>
     #include <string.h>
     #include <sys/ioctl.h>
     #include <sys/mount.h>
@@ -37,6 +40,7 @@ cdef extern from *:
     #include <sys/stat.h>
     #include <sys/syscall.h>
     #include <sys/wait.h>
+    #include <time.h>
     #include <unistd.h>
 
     /* linux/mount.h and asm/unistd.h, Linux 5.2 and 5.12; older headers lack them. The numbers are the same on
@@ -206,6 +210,109 @@ cdef extern from *:
         return pid;
     }
 
+    /* Holds its namespaces until it is killed, or its parent has ended. It shares the parent's memory, errno
+       included, so it makes only system calls that do not fail. */
+    static int engine_idle(void *unused)
+    {
+        struct timespec limit = {10, 0};
+        (void)unused;
+        syscall(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+        syscall(SYS_ppoll, NULL, 0, &limit, NULL, 0);
+        return 0;
+    }
+
+    static int engine_proc_open(pid_t pid, const char *name, int flags)
+    {
+        char path[64];
+        snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, name);
+        return open(path, flags | O_CLOEXEC);
+    }
+
+    static int engine_write_map(pid_t pid, const char *name, const char *text)
+    {
+        int file = engine_proc_open(pid, name, O_WRONLY), error = 0;
+        if (file < 0)
+            return errno;
+        if (write(file, text, strlen(text)) < 0)
+            error = errno;
+        close(file);
+        return error;
+    }
+
+    /* A map is written from outside of the namespace, while a process is in it (user_namespaces(7)). That process
+       is not a fork: it copies neither memory nor descriptors, and sends no SIGCHLD. */
+    static int engine_user_namespace(const char *uids, const char *gids, int network, int *user, int *net)
+    {
+        enum { STACK = 16384 };
+        int flags = CLONE_VM | CLONE_FILES | CLONE_NEWUSER | (network ? CLONE_NEWNET : 0), error;
+        char *stack = malloc(STACK);
+        sigset_t all, before;
+        pid_t pid;
+        *user = *net = -1;
+        if (stack == NULL)
+            return ENOMEM;
+        sigfillset(&all);
+        sigprocmask(SIG_SETMASK, &all, &before);
+        pid = clone(engine_idle, stack + STACK, flags, NULL);
+        error = pid < 0 ? errno : 0;
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        if (pid > 0) {
+            error = engine_write_map(pid, "uid_map", uids);
+            if (!error)
+                error = engine_write_map(pid, "gid_map", gids);
+            if (!error && (*user = engine_proc_open(pid, "ns/user", O_RDONLY)) < 0)
+                error = errno;
+            if (!error && network && (*net = engine_proc_open(pid, "ns/net", O_RDONLY)) < 0)
+                error = errno;
+            kill(pid, SIGKILL);
+            while (waitpid(pid, NULL, __WALL) < 0 && errno == EINTR)
+                ;
+        }
+        free(stack);
+        if (error && *user >= 0) {
+            close(*user);
+            *user = -1;
+        }
+        return error;
+    }
+
+    /* The child of a vfork enters the user namespace, which a thread of several cannot. Descriptors are shared. */
+    struct engine_within {
+        int user, net, error;
+    };
+
+    static int engine_enter(void *argument)
+    {
+        struct engine_within *wanted = argument;
+        if (setns(wanted->user, CLONE_NEWUSER) < 0 || unshare(CLONE_NEWNET) < 0
+            || (wanted->net = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC)) < 0)
+            wanted->error = errno;
+        return 0;
+    }
+
+    static int engine_network_within(int user, int *net)
+    {
+        enum { STACK = 16384 };
+        struct engine_within wanted = {user, -1, 0};
+        char *stack = malloc(STACK);
+        sigset_t all, before;
+        pid_t pid;
+        if (stack == NULL)
+            return ENOMEM;
+        sigfillset(&all);
+        sigprocmask(SIG_SETMASK, &all, &before);
+        pid = clone(engine_enter, stack + STACK, CLONE_VM | CLONE_VFORK | CLONE_FILES, &wanted);
+        if (pid < 0)
+            wanted.error = errno;
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        if (pid > 0)
+            while (waitpid(pid, NULL, __WALL) < 0 && errno == EINTR)
+                ;
+        free(stack);
+        *net = wanted.net;
+        return wanted.error;
+    }
+
     /* linux/pidfd.h, Linux 6.15; older headers lack it. */
     struct engine_pidfd_info {
         __u64 mask, cgroupid;
@@ -233,6 +340,8 @@ cdef extern from *:
         const unsigned long *limits
         int count
     pid_t engine_sealed(const engine_sealing *wanted, int *pidfd, int *failure) nogil
+    int engine_user_namespace(const char *uids, const char *gids, bint network, int *user, int *net) nogil
+    int engine_network_within(int user, int *net) nogil
     int engine_read_only(const char *path)
     cdef struct engine_pidfd_info:
         uint64_t mask
@@ -343,6 +452,36 @@ def sealed(
             os.close(pidfd)
         raise OSError(failure, os.strerror(failure), os.fsdecode(argv[0]))
     return pid, pidfd
+
+
+def user_namespace(bytes uid_map not None, bytes gid_map not None, bint network=False) -> tuple:
+    """A new user namespace with these maps (user_namespaces(7)): its descriptor, and that of a new
+    network namespace which it owns; -1 without `network`. Both are CLOEXEC and the caller's.
+
+    Raises OSError: ENOSPC or EUSERS beyond the host's limit of namespaces, EINVAL for a map that
+    the kernel refuses.
+    """
+    cdef int user = -1
+    cdef int net = -1
+    cdef int failure
+    cdef const char *uids = uid_map
+    cdef const char *gids = gid_map
+    with nogil:
+        failure = engine_user_namespace(uids, gids, network, &user, &net)
+    if failure:
+        raise OSError(failure, os.strerror(failure), "user namespace")
+    return user, net
+
+
+def network_within(int user) -> int:
+    """The descriptor (CLOEXEC) of a new network namespace that the user namespace `user` owns."""
+    cdef int net = -1
+    cdef int failure
+    with nogil:
+        failure = engine_network_within(user, &net)
+    if failure:
+        raise OSError(failure, os.strerror(failure), "network namespace")
+    return net
 
 
 def read_only(bytes path not None) -> int:

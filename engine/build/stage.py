@@ -477,9 +477,9 @@ class StageBuild:
         self.site.made.append((self.index, state))
 
     @contextlib.asynccontextmanager
-    async def other_root(self, name: str, log: Log) -> AsyncIterator[OtherRoot]:
+    async def other_root(self, name: str, log: Log, *, mapped: bool = False) -> AsyncIterator[OtherRoot]:
         """The merged root of the stage or image that `--from` or `from=` names, for the time of the
-        context.
+        context. `mapped`: as for `Snapshots.mount`.
         """
         site = self.site
         other = stages.referred(site.dockerfile, self.stage, name)
@@ -492,7 +492,7 @@ class StageBuild:
         site.stages.use(state)
         # Mounted within the context: kernels before 6.15 copy no directory of a detached mount, as
         # a `RUN --mount` of it needs.
-        async with site.parts.images.snapshots.content(state.top) as descriptor:
+        async with site.parts.images.snapshots.content(state.top, mapped=mapped) as descriptor:
             yield OtherRoot(descriptor, keys.key_of("", "content", state.chain_ids))
 
     async def root(self) -> int:

@@ -436,6 +436,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             docker="seccomp-profile",
         ),
     ] = "builtin"
+    userns_remap: Annotated[
+        str,
+        _option(
+            "--userns-remap",
+            "default|USER[:GROUP]",
+            "User whose subordinate ids (/etc/subuid, /etc/subgid) containers run with; default: dockremap.",
+            "none",
+            docker="userns-remap",
+        ),
+    ] = ""
     dns: Annotated[
         tuple[str, ...],
         _option("--dns", "IP", "DNS server of containers whose create names none.", "those of the host", docker="dns"),

@@ -409,7 +409,6 @@ _OTHERS: dict[str, NoMeaning | Refused] = {
     "swarm-raft-heartbeat-tick": NoMeaning(_RAFT),
     "userland-proxy": NoMeaning("ports that rules cannot publish are relayed by the engine"),
     "userland-proxy-path": NoMeaning("ports that rules cannot publish are relayed by the engine"),
-    "userns-remap": Refused(("",), "user namespaces are not supported"),
 }
 
 
@@ -432,7 +431,7 @@ _SWITCHES = (
 _NUMBERS = ("cpu-rt-period", "cpu-rt-runtime", "network-control-plane-mtu")
 _TEXTS = (
     *("containerd", "containerd-namespace", "containerd-plugins-namespace", "userland-proxy-path"),
-    *("userns-remap", "firewall-backend"),
+    "firewall-backend",
 )
 LISTS = ("hosts", "storage-opts")
 """Keys whose flag may be given several times."""

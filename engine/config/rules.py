@@ -121,6 +121,12 @@ _CGROUP_PARENT_MAX = 3900
 """Bytes: PATH_MAX without a hierarchy's mount point and the container's id."""
 
 
+def _remapped(value: str) -> None:
+    user, colon, group = value.partition(":")
+    if value and (not user or (colon and not group) or ":" in group):
+        raise ValueError(f"{value!r}: must be default, USER, USER:GROUP, UID or UID:GID")
+
+
 def _seccomp(profile: str) -> None:
     if profile not in (seccomp_profiles.BUILTIN, seccomp_profiles.UNCONFINED):
         seccomp_document(profile)
@@ -501,6 +507,7 @@ _RULES: dict[str, Callable[[Any], object]] = {
     "shm_size": size_in_bytes,
     "ulimits": _ulimits,
     "seccomp_profile": _seccomp,
+    "userns_remap": _remapped,
     "attach_stall": _at_least(1, " second"),
     "registry_timeout": _at_least(1, " second"),
     "plugin_timeout": _at_least(1, " second"),

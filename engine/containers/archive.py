@@ -43,6 +43,7 @@ from engine._fast import layer as _layer
 from engine._fast import pack
 from engine._fast.changes import changes as _overlay_changes
 from engine._fast.tar import ArchiveError
+from engine.containers.bundle import making_files
 from engine.containers.container import Container
 from engine.containers.mount_points import temporary
 from engine.containers.mounted import Mounted, destinations, engine_mounts
@@ -52,6 +53,7 @@ from engine.storage.compression import MAGIC, Inflated, compression_of
 from engine.system import detached_mounts, files, mounts
 from engine.system.feed import Feed, skip
 from engine.system.threads import uninterrupted
+from engine.system.user_namespaces import IdMap, IdRanges
 from engine.wire.containers import PathChange, PathStat
 
 _FIRST = 128 * 1024
@@ -129,11 +131,17 @@ class Root:
     """
 
     def __init__(
-        self, view: str, mounted: list[Mounted], pins: list[str], namespace: detached_mounts.MountNamespace
+        self,
+        view: str,
+        mounted: list[Mounted],
+        pins: list[str],
+        namespace: detached_mounts.MountNamespace,
+        ids: IdMap | None,
     ) -> None:
         """`mounted`: what to mount over it, outermost first; `pins`: places where the container
-        has mounts that are not shown.
+        has mounts that are not shown. `ids`: of its files.
         """
+        self.ids = ids
         self._place = namespace.place()
         self.descriptor = -1
         try:
@@ -158,7 +166,8 @@ class Root:
     def _mount_point(self, mount: Mounted, directory: bool) -> int:
         """The mount point, created if it is missing, as a start would."""
         try:
-            return files.open_mount_point(self.descriptor, mount.destination, directory=directory)
+            with making_files(self.ids):
+                return files.open_mount_point(self.descriptor, mount.destination, directory=directory)
         except OSError as error:
             reason = (error.strerror or "").lower()
             raise ServerError(f"mount point {mount.destination} in the container: {reason}") from error
@@ -270,15 +279,17 @@ async def _root(container: Container, *, writable: bool = False, volumes: bool =
         record = container.record
         pins = [*_SYSTEM, *temporary(record.host)] if writable and container.running else []
         made: list[Root] = []
+        ids = _ids(container)
 
         def assemble() -> None:
-            made.append(Root(view, mounted, pins, namespace))
+            made.append(Root(view, mounted, pins, namespace, ids))
             made[0].guard(read_only=not writable or record.host.readonly_rootfs, recursive=not writable)
 
         try:
             async with _while_it_exists(container):
-                mounted = await stack.enter_async_context(engine_mounts(container)) if volumes else []
-                view = await stack.enter_async_context(snapshots.opened(container.id, writable=writable))
+                mapped = ids is not None
+                mounted = await stack.enter_async_context(engine_mounts(container, mapped=mapped)) if volumes else []
+                view = await stack.enter_async_context(snapshots.opened(container.id, writable=writable, mapped=mapped))
                 await uninterrupted(namespace.run(assemble))
             yield made[0]
         finally:
@@ -404,7 +415,8 @@ async def inspect(container: Container, path: str, name: str) -> PathStat:
     """The stat of a path; `name` is what the client calls the container."""
     asked = parse(path)
     snapshots = container.parts.snapshots
-    async with _while_it_exists(container), snapshots.opened(container.id) as view:
+    mapped = _ids(container) is not None
+    async with _while_it_exists(container), snapshots.opened(container.id, mapped=mapped) as view:
         apart = functools.partial(stat_apart, view, asked, destinations(container.record), name)
         found = await uninterrupted(snapshots.mount_namespace.run(apart))
     if found is not None:
@@ -431,7 +443,7 @@ async def get(container: Container, path: str, name: str) -> tuple[PathStat, Arc
             found = root.open(asked, name)
             try:
                 status = root.stat(asked, found, name)
-                packer = _packer(found, asked.name)
+                packer = _packer(found, asked.name, root.ids)
                 return status, packer, packer.read(_FIRST)
             finally:
                 os.close(found)
@@ -458,7 +470,7 @@ async def copy(container: Container, path: str, name: str) -> Archive:
             except OSError as error:
                 raise _missing(error, path, name) from error
             try:
-                packer = _packer(found, os.fsdecode(way.rpartition(b"/")[2]) or ".")
+                packer = _packer(found, os.fsdecode(way.rpartition(b"/")[2]) or ".", root.ids)
                 return packer, packer.read(_FIRST)
             finally:
                 os.close(found)
@@ -468,13 +480,24 @@ async def copy(container: Container, path: str, name: str) -> Archive:
         return Archive(container, packer, first, stack.pop_all(), f"{path} in container {name}")
 
 
-def _packer(found: int, name: str) -> pack.Packer:
+def _ids(container: Container) -> IdMap | None:
+    """Of the files that a call sees: those of its run, otherwise those of the next one. Archives
+    have the ids of the container."""
+    record = container.record
+    return record.ids if container.running else container.parts.defaults.ids_of(record.host)
+
+
+def _packer(found: int, name: str, ids: IdMap | None) -> pack.Packer:
     if stat.S_ISSOCK(os.fstat(found).st_mode):
         raise InvalidParameter(f"{name}: archive/tar: sockets not supported")
     try:
-        return pack.Packer(found, os.fsencode(name))
+        return pack.Packer(found, os.fsencode(name), ids=_inward(ids))
     except OSError as error:
         raise ServerError(f"{name}: {error.strerror}") from error
+
+
+def _inward(ids: IdMap | None) -> IdRanges | None:
+    return None if ids is None else ids.inward
 
 
 async def export(container: Container) -> Archive:
@@ -483,7 +506,7 @@ async def export(container: Container) -> Archive:
         root = await stack.enter_async_context(_root(container, volumes=False))
 
         def begin() -> tuple[pack.Packer, bytes]:
-            packer = pack.Packer(root.descriptor, b"", top=False)
+            packer = pack.Packer(root.descriptor, b"", top=False, ids=_inward(root.ids))
             return packer, packer.read(_FIRST)
 
         packer, first = await uninterrupted(container.parts.snapshots.mount_namespace.visit(begin))
@@ -545,8 +568,15 @@ async def put(
             kind = compression_of(incoming.head(MAGIC))
             source = Inflated(incoming, kind) if kind else incoming
             owner = users.owner(root.descriptor, user) if user else None
+            ids = None if root.ids is None else root.ids.outward
             try:
-                _layer.unpack(source, root.descriptor, os.fsencode(asked.path), keep_kinds=keep_kinds, owner=owner)
+                with making_files(root.ids):
+                    _layer.unpack(
+                        *(source, root.descriptor, os.fsencode(asked.path)),
+                        keep_kinds=keep_kinds,
+                        owner=owner,
+                        ids=ids,
+                    )
             except ArchiveError as error:
                 raise InvalidParameter(f"Error processing tar file: {error}") from error
             except OSError as error:

@@ -264,6 +264,19 @@ def _check_modes(host: HostConfig) -> None:
             raise InvalidParameter(f"{field}: invalid mode: {mode!r}")
 
 
+def check_remapped(host: HostConfig) -> None:
+    """What a container in a user namespace cannot have, in Docker's words."""
+    if host.privileged:
+        raise InvalidParameter(
+            "privileged mode is incompatible with user namespaces.  You must run the container in the host namespace "
+            "when running privileged mode"
+        )
+    if host.network_mode == "host":
+        raise InvalidParameter("cannot share the host's network namespace when user namespaces are enabled")
+    if host.pid_mode == "host":
+        raise InvalidParameter("cannot share the host PID namespace when user namespaces are enabled")
+
+
 def check_together(config: Config, host: HostConfig) -> None:
     """Contradictions between fields, in Docker's words (its runconfig)."""
     on_host = host.network_mode == "host"

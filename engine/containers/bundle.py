@@ -13,6 +13,7 @@ import ipaddress
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -30,7 +31,8 @@ from engine.networks.host import HAS_IPV6
 from engine.runtime import cdi, users
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
-from engine.system import files
+from engine.system import files, user_namespaces
+from engine.system.user_namespaces import IdMap
 from engine.wire import oci
 from engine.wire.containers import EndpointSettings, HostConfig
 
@@ -56,11 +58,21 @@ ff02::2\tip6-allrouters
 """
 
 
+class Written(NamedTuple):
+    """What a start has written."""
+
+    user: oci.User
+    """Of its process."""
+    stubs: list[str]
+    """Mount points that were made in the root, relative to it and without links."""
+
+
 def write(
     record: ContainerRecord,
     directory: Path,
     rootfs: str,
     network: str | None,
+    user: str,
     networks: dict[str, EndpointSettings],
     sources: Mapping[str, str],
     runtime: Runtime,
@@ -72,14 +84,14 @@ def write(
     named: cdi.Registry,
     config: Config,
     defaults: Defaults,
-) -> list[str]:
+) -> Written:
     """Write all files of one start. `rootfs`: the container's root as seen from here. `sources`: by
     destination, mounts that the runtime does not find at their Source. `extra`: mounts that the
     record does not have, and the root's path for the runtime. `bundle`: for config.json.
-    `gateways`: as for `write_network_files`. `named`: the devices that have names on this host.
+    `gateways`: as for `write_network_files`. `user`: path of its user namespace, see `spec.Place`.
+    `named`: the devices that have names on this host.
 
-    Returns the mount points that were made in the root, relative to it and without links. Raises
-    InvalidParameter or NotFound for requests of the record that this host cannot satisfy.
+    Raises InvalidParameter or NotFound for requests of the record that this host cannot satisfy.
     """
     directory.mkdir(mode=0o711, exist_ok=True)
     identity = users.lookup(rootfs, record.config.user, record.host.group_add or ())
@@ -88,6 +100,7 @@ def write(
         directory=directory,
         identity=identity,
         network=network,
+        user=user,
         runtime=runtime,
         cgroups=cgroups,
         pid_namespace=joined.pid,
@@ -104,15 +117,21 @@ def write(
     document = spec.build(record, place)
     _check_program(record, rootfs, sources, extra.here)
     write_network_files(record, directory, networks, config, gateways)
-    made = make_mount_points(rootfs, document.mounts, extra)
+    with making_files(record.ids):
+        made = make_mount_points(rootfs, document.mounts, extra)
     bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
     (bundle / "config.json").write_bytes(oci.encode(document))
     if bundle != directory:  # for the next daemon (boot.end_strays), without what must not stay
         variables = [each for each in document.process.env if each not in extra.environment]
-        document = replace(document, process=replace(document.process, env=variables))
-        (directory / "config.json").write_bytes(oci.encode(document))
+        kept = replace(document, process=replace(document.process, env=variables))
+        (directory / "config.json").write_bytes(oci.encode(kept))
     (directory / "runtime.log").unlink(missing_ok=True)
-    return made
+    return Written(document.process.user, made)
+
+
+def making_files(ids: IdMap | None) -> contextlib.AbstractContextManager[None]:
+    """For a thread that makes files in a root with these ids: they belong to its root."""
+    return contextlib.nullcontext() if ids is None else user_namespaces.files_of(*ids.root)
 
 
 def mark_begun(directory: Path) -> None:
@@ -204,6 +223,12 @@ def network_files(directory: Path) -> dict[str, Path]:
     return {target: path for target, path in paths.items() if path.exists()}
 
 
+def give_to_root(directory: Path) -> None:
+    """Its network files belong to the host's root again, after a run in a user namespace."""
+    for path in network_files(directory).values():
+        os.chown(path, 0, 0)
+
+
 def write_network_files(
     record: ContainerRecord,
     directory: Path,
@@ -219,7 +244,8 @@ def write_network_files(
     """
     hostname = record.config.hostname or os.uname().nodename
     full_name = f"{hostname}.{record.config.domainname}" if record.config.domainname else hostname
-    _write(directory / "hostname", hostname + "\n")
+    owner = record.ids.root if record.ids is not None else None
+    _write(directory / "hostname", hostname + "\n", owner)
     host_network = record.host.network_mode == "host"
     loopback = HAS_IPV6 and has_ipv6(record.host, "lo")
     hosts = Path("/etc/hosts").read_text() if host_network else _HOSTS_WITH_IPV6 if loopback else _HOSTS
@@ -235,7 +261,7 @@ def write_network_files(
         for address in (endpoint.ip_address, endpoint.global_ipv6_address):
             if address:
                 hosts += f"{address}\t{names}\n"
-    _write(directory / "hosts", hosts)
+    _write(directory / "hosts", hosts, owner)
     on_users_network = not PREDEFINED_NAMES.issuperset(networks)
     _write(
         directory / "resolv.conf",
@@ -247,6 +273,7 @@ def write_network_files(
             loopback_reachable=host_network,
             names_of_one_label=on_users_network,
         ),
+        owner,
     )
 
 
@@ -330,9 +357,9 @@ def _is_loopback(server: str) -> bool:
         return True  # not an address: useless to a container
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, owner: tuple[int, int] | None) -> None:
     """Rewrite a file in place: a running container has this inode bind-mounted, and may read it at
-    any time.
+    any time. `owner`: uid and gid of the container's root; None: they stay.
 
     The file is therefore never empty. A reader may see the end of a longer old text behind the new
     one.
@@ -344,5 +371,7 @@ def _write(path: Path, text: str) -> None:
         while written < len(data):
             written += os.pwrite(file, data[written:], written)
         os.ftruncate(file, len(data))
+        if owner is not None:
+            os.fchown(file, *owner)
     finally:
         os.close(file)

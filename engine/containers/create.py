@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.containers import body, endpoints, image_mounts, limits, log_plan, mount_points, security, spec
+from engine.containers import body, bundle, endpoints, image_mounts, limits, log_plan, mount_points, security, spec
 from engine.containers.body import Link
 from engine.containers.defaults import Defaults
 from engine.containers.parts import Parts
@@ -142,6 +142,8 @@ def _placed(host: HostConfig, support: Support, parts: Parts, defaults: Defaults
     if spec.has_init(host, parts.config):
         init.program(parts.config.init_path)
     body.check_cgroup_parent(host.cgroup_parent, parts.defaults.cgroup_driver)
+    if parts.defaults.ids_of(host) is not None:
+        body.check_remapped(host)
     host = (defaults or parts.defaults).applied(host, unified=support.unified)
     own = support.unified and host.cgroupns_mode == "private"
     if security.parse(host.security_opt or ()).writable_cgroups and not (own or host.privileged):
@@ -214,10 +216,16 @@ async def with_host(
         async with parts.volumes.claim(record.id, mounts.points, named, mounts.volumes) as claim:
             changed = msgspec.structs.replace(changed, mounts=claim.mounts)
             if record.parent:
-                await claim.populate(mounts.populated, lambda: parts.snapshots.open_content(record.parent))
+                await claim.populate(mounts.populated, lambda: _content(changed, parts))
             await commit(changed, *claim.changes)
     parts.volumes.release(record.id, _volumes(record) - _volumes(changed))
     await image_mounts.release(record, parts.snapshots)
+
+
+async def _content(record: ContainerRecord, parts: Parts) -> int:
+    """A descriptor of its image's content, with the ids that it has in volumes."""
+    mapped = parts.defaults.ids_of(record.host) is not None
+    return await parts.snapshots.open_content(record.parent, mapped=mapped)
 
 
 def _volumes(record: ContainerRecord) -> set[str]:
@@ -261,7 +269,7 @@ async def _commit(
     async with parts.volumes.claim(record.id, mounts.points, named, mounts.volumes) as claim:
         record = msgspec.structs.replace(record, mounts=claim.mounts)
         if record.parent:
-            await claim.populate(mounts.populated, lambda: parts.snapshots.open_content(record.parent))
+            await claim.populate(mounts.populated, lambda: _content(record, parts))
         await parts.snapshots.prepare(record.id, record.parent or None, transient=transient)
         try:
             if record.config.working_dir.strip("/"):
@@ -294,6 +302,8 @@ async def _make_working_directory(record: ContainerRecord, parts: Parts) -> None
     if (record.parent, path) in _IN_IMAGES:
         return
 
+    ids = parts.defaults.ids_of(record.host)
+
     def make(view: str) -> bool:
         """Returns True if the image had it."""
         root = files.open_directory(view)
@@ -301,7 +311,8 @@ async def _make_working_directory(record: ContainerRecord, parts: Parts) -> None
             try:
                 found, present = files.open_in_root(root, path.strip("/"), os.O_PATH), True
             except FileNotFoundError:
-                found, present = files.open_mount_point(root, path, directory=True), False
+                with bundle.making_files(ids):
+                    found, present = files.open_mount_point(root, path, directory=True), False
             try:
                 if not stat.S_ISDIR(os.fstat(found).st_mode):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
@@ -311,7 +322,7 @@ async def _make_working_directory(record: ContainerRecord, parts: Parts) -> None
             os.close(root)
         return present
 
-    async with parts.snapshots.opened(record.id) as view:
+    async with parts.snapshots.opened(record.id, mapped=ids is not None) as view:
         try:
             present = await parts.snapshots.mount_namespace.run(lambda: make(view))
         except OSError as error:

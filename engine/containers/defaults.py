@@ -2,7 +2,7 @@
 
 `Defaults` is made once, when the daemon starts. What inspect shows of a container is written into
 its HostConfig by its create (`applied`). The rest holds for its next start, as in dockerd: the
-parent of its cgroup, no-new-privileges and the seccomp profile.
+parent of its cgroup, no-new-privileges, the seccomp profile and the ids of its user namespace.
 
 Not here: the init program (`spec.has_init`), logs (`log_plan.py`), the rules of the values
 (`config/rules.py`).
@@ -16,8 +16,9 @@ from engine.config import Config, seccomp_document, size_in_bytes, ulimit
 from engine.containers import body, limits
 from engine.containers.body import PRIVATE
 from engine.errors import InvalidParameter, ServerError
-from engine.runtime import capabilities, scopes, seccomp
+from engine.runtime import capabilities, scopes, seccomp, subordinate
 from engine.seccomp_profiles import BUILTIN, UNCONFINED
+from engine.system.user_namespaces import IdMap
 from engine.wire.containers import HostConfig, Ulimit
 
 
@@ -35,6 +36,12 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     no_new_privileges: bool = False
     filters: seccomp.Filters | None = msgspec.field(default_factory=seccomp.builtin)
     """Of the seccomp profile; None for none."""
+    ids: IdMap | None = None
+    """Of containers in user namespaces; None: they have the host's."""
+
+    def ids_of(self, host: HostConfig) -> IdMap | None:
+        """The ids of a container's next run; None for those of the host."""
+        return None if host.userns_mode == "host" else self.ids
 
     def applied(self, host: HostConfig, *, unified: bool) -> HostConfig:
         """A HostConfig with the defaults that inspect shows. `unified`: cgroup v2 alone."""
@@ -67,10 +74,11 @@ def without(host: HostConfig) -> HostConfig:
 
 def of(config: Config, mode: str = "") -> Defaults:
     """Those of a configuration, on a host with this `Cgroups.mode`. Reads the file of the seccomp
-    profile.
+    profile, and the host's users.
 
     Raises ServerError for a file that has become invalid since the configuration was checked, for
-    limits that this engine may not set, and for a driver of cgroups that this host does not have.
+    limits that this engine may not set, for a driver of cgroups that this host does not have, and
+    for a user without subordinate ids.
     """
     driver = scopes.driver(config.exec_opts, mode)
     try:
@@ -91,6 +99,7 @@ def of(config: Config, mode: str = "") -> Defaults:
             ulimits=tuple(ulimits),
             no_new_privileges=config.no_new_privileges,
             filters=_filters(config.seccomp_profile),
+            ids=subordinate.of_option(config.userns_remap) if config.userns_remap else None,
         )
     except InvalidParameter as error:
         raise ServerError(f"--default-ulimit: {error.message}") from error

@@ -32,6 +32,7 @@ from engine.containers import spec
 from engine.containers.body import strings
 from engine.containers.container import Container
 from engine.containers.containers import Containers
+from engine.containers.launch import stdio_owner
 from engine.containers.lifecycle import State
 from engine.containers.streams import parse_detach_keys
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError, words
@@ -332,13 +333,13 @@ class Execs:
             try:
                 # The record first: if the daemon dies now, the next one knows which client waits at
                 # the monitor.
-                document = await asyncio.to_thread(self._prepare, record, container)
+                prepared = await asyncio.to_thread(self._prepare, record, container)
             except EngineError as error:
                 refusal = error
                 if client is not None:
                     await self._monitor.attach(exec_id, client)
             else:
-                refusal = await self._launch(record, container, document, client)
+                refusal = await self._launch(record, container, prepared, client)
         except Exception:
             self._attached.pop(exec_id, None)
             self._all[exec_id] = msgspec.structs.replace(record, started=False)
@@ -369,7 +370,7 @@ class Execs:
         return container.record.status.state not in _RUNNING or process is None or process.ended
 
     async def _launch(
-        self, record: ExecRecord, container: Container, document: bytes, client: Client | None
+        self, record: ExecRecord, container: Container, prepared: oci_wire.Process, client: Client | None
     ) -> LaunchFailed | None:
         config = record.config
         if record.attached:
@@ -385,8 +386,9 @@ class Execs:
                     stdin_once=True,
                     size=record.size if config.tty and all(record.size) else None,
                     log=None,
-                    document=document,
+                    document=oci_wire.encode(prepared),
                     client=client,
+                    owner=stdio_owner(container.record, prepared.user),
                 )
         except LaunchFailed as failure:
             return failure
@@ -400,7 +402,7 @@ class Execs:
                     await self._monitor.resize(record.id, *current.size)
         return None
 
-    def _prepare(self, record: ExecRecord, container: Container) -> bytes:
+    def _prepare(self, record: ExecRecord, container: Container) -> oci_wire.Process:
         """Write the record's file and return the OCI process document. Blocks."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         try:
@@ -416,7 +418,7 @@ class Execs:
         if record.config.tty and all(record.size):
             rows, columns = record.size
             process = msgspec.structs.replace(process, console_size=oci_wire.Box(height=rows, width=columns))
-        return oci_wire.encode(process)
+        return process
 
     def _remove(self, exec_id: str) -> None:
         """Blocks."""

@@ -26,6 +26,7 @@ from engine.errors import ServerError
 from engine.system import detached_mounts
 from engine.system.detached_mounts import MountNamespace, NewFile, Tree, place_beside
 from engine.system.threads import uninterrupted
+from engine.system.user_namespaces import IdMap
 from engine.wire import oci
 
 
@@ -37,6 +38,10 @@ class Bind(msgspec.Struct, frozen=True, kw_only=True):
     source: int
     """Its descriptor (O_PATH will do), open until the start has returned. It stays the caller's."""
     writable: bool = False
+    mapped: bool = False
+    """It shows the ids that a container in a user namespace has on the host (`Snapshots.content`).
+    Otherwise its ids are those inside of the container.
+    """
 
 
 class Tmpfs(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +98,11 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextlib.asynccontextmanager
-async def placed(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: Path) -> AsyncIterator[Placed]:
+async def placed(
+    wanted: Sequence[ExtraMount], namespace: MountNamespace, root: Path, ids: IdMap | None = None
+) -> AsyncIterator[Placed]:
     """Prepare the mounts for a start, whose runtime has its root at `root`. The context lasts until
-    the runtime has returned.
+    the runtime has returned. `ids`: of the container, if it is in a user namespace.
 
     Raises InvalidParameter, ServerError.
     """
@@ -104,7 +111,7 @@ async def placed(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: 
         return
     trees: list[int] = []
     try:
-        found = await _place(wanted, namespace, root, trees)
+        found = await _place(wanted, namespace, root, trees, ids)
         yield found
     finally:
         # In the background: closing the last descriptor of a mount waits for an RCU grace period.
@@ -112,7 +119,9 @@ async def placed(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: 
             asyncio.get_running_loop().run_in_executor(None, os.close, tree)
 
 
-async def _place(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: Path, trees: list[int]) -> Placed:
+async def _place(
+    wanted: Sequence[ExtraMount], namespace: MountNamespace, root: Path, trees: list[int], ids: IdMap | None
+) -> Placed:
     beside: list[Tree | NewFile] = []
     mounts: dict[str, oci.Mount] = {}
     here: dict[str, str] = {}
@@ -133,12 +142,15 @@ async def _place(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: 
             continue
         source = str(place_beside(root, len(beside)))
         if isinstance(each, File):
-            beside.append(NewFile(each.content, each.mode, each.uid, each.gid))
+            owner = (each.uid, each.gid) if ids is None else ids.outside(each.uid, each.gid)
+            beside.append(NewFile(each.content, each.mode, *owner))
             # A script of the build is executed, a secret is not.
             options = ("bind", "rprivate", "ro", "nosuid", "nodev", *(() if each.mode & 0o111 else ("noexec",)))
             mounts[destination] = oci.Mount(destination=destination, type="bind", source=source, options=options)
             continue
         await uninterrupted(_clone(each.source, namespace, trees))
+        if ids is not None and not each.mapped:
+            await asyncio.to_thread(_map_ids, trees[-1], ids)
         beside.append(Tree(trees[-1]))
         here[destination] = f"/proc/self/fd/{trees[-1]}"
         mounts[destination] = spec.bind(
@@ -154,6 +166,14 @@ async def _place(wanted: Sequence[ExtraMount], namespace: MountNamespace, root: 
         directories=frozenset(directories),
         environment=tuple(environment),
     )
+
+
+def _map_ids(tree: int, ids: IdMap) -> None:
+    namespace = ids.namespace()
+    try:
+        detached_mounts.map_ids(tree, namespace)
+    finally:
+        os.close(namespace)
 
 
 async def _clone(source: int, namespace: MountNamespace, trees: list[int]) -> None:

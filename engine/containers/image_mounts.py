@@ -57,12 +57,16 @@ async def retained(record: ContainerRecord, snapshots: Snapshots) -> AsyncIterat
 
 
 @contextlib.asynccontextmanager
-async def opened(record: ContainerRecord, snapshots: Snapshots) -> AsyncIterator[list[tuple[ImageMount, int]]]:
-    """Descriptors (O_PATH) of what its image mounts show, within the context."""
+async def opened(
+    record: ContainerRecord, snapshots: Snapshots, *, mapped: bool
+) -> AsyncIterator[list[tuple[ImageMount, int]]]:
+    """Descriptors (O_PATH) of what its image mounts show, within the context. `mapped`: as for
+    `Snapshots.mount`.
+    """
     found: list[tuple[ImageMount, int]] = []
     async with contextlib.AsyncExitStack() as stack:
         for each in record.image_mounts:
-            content = await stack.enter_async_context(snapshots.content(each.chain_id))
+            content = await stack.enter_async_context(snapshots.content(each.chain_id, mapped=mapped))
             if each.subpath:
                 below = functools.partial(sources.open_below, content, each.name, each.subpath)
                 content = await threads.opened(snapshots.mount_namespace.run(below))
@@ -75,8 +79,9 @@ async def binds(record: ContainerRecord, snapshots: Snapshots, borrowed: context
     """The mounts for a start; their sources are closed with `borrowed`."""
     if not record.image_mounts:
         return []
-    found = await borrowed.enter_async_context(opened(record, snapshots))
-    return [Bind(destination=mount.destination, source=source) for mount, source in found]
+    mapped = record.ids is not None
+    found = await borrowed.enter_async_context(opened(record, snapshots, mapped=mapped))
+    return [Bind(destination=mount.destination, source=source, mapped=mapped) for mount, source in found]
 
 
 __all__ = ["binds", "opened", "release", "retain", "retained"]

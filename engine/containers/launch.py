@@ -25,7 +25,7 @@ import msgspec
 
 from engine.config import Config
 from engine.containers import bundle, extra_mounts, image_mounts, log_plan, mount_points, sharing, spec
-from engine.containers.body import check_cgroup_parent, has_ipv6
+from engine.containers.body import check_cgroup_parent, check_remapped, has_ipv6
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.parts import Parts, Peers
 from engine.containers.store import ContainerRecord
@@ -36,9 +36,10 @@ from engine.networks.attachments import Joined
 from engine.networks.publishing import Request
 from engine.runtime import cgroups, scopes
 from engine.runtime.oci import Runtime
-from engine.system import host_paths, limits
+from engine.system import host_paths, limits, user_namespaces
 from engine.system.files import remove_tree
 from engine.system.tasks import spawn
+from engine.wire import oci
 from engine.wire.containers import EndpointSettings
 
 _log = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ class Program:
     stdin_once: bool = False
     size: Sequence[int] = (0, 0)
     """Rows and columns of its terminal; zeros: the kernel's default."""
+    owner: tuple[int, int] | None = None
+    """uid and gid of its stdio on the host; None: root."""
     log: Target | None = None
     """None: its output goes to attached clients alone."""
 
@@ -105,6 +108,7 @@ async def run(program: Program, parts: Parts, namespace: int, undo: contextlib.A
                 size=(rows, columns) if rows and columns else None,
                 log=program.log,
                 namespace=namespace,
+                owner=program.owner,
             )
     finally:
         if made:
@@ -178,12 +182,16 @@ async def launch(
             if record.host.auto_remove:
                 # If daemon and monitor end now, the next daemon removes it (`boot.restore`).
                 await asyncio.to_thread(bundle.mark_begun, directory)
+            before, record = record.ids, _with_defaults(record, parts)
+            if before is not None and record.ids is None:
+                await asyncio.to_thread(bundle.give_to_root, directory)
             joined = await sharing.join(record, peers.get, parts.monitor.processes, shm, borrowed)
-            record = _with_defaults(_with_peers(record, joined, peers), parts)
-            await parts.snapshots.mount(record.id)
+            record = _with_peers(record, joined, peers)
+            await parts.snapshots.mount(record.id, mapped=record.ids is not None)
             undo.push_async_callback(parts.snapshots.unmount, record.id)
             # Then the volumes: the order of Docker's events, as at the end.
             network_path, networks = await _join_network(record, parts, joined, undo)
+            user = _user_namespace(record, network_path, joined, borrowed)
             if record.host.mounts:
                 await host_paths.run(mount_points.check_sources, record.host)
             subpaths = mount_points.subpaths(record)
@@ -192,7 +200,7 @@ async def launch(
             record = msgspec.structs.replace(record, mounts=mounted.points)
             images = await image_mounts.binds(record, parts.snapshots, borrowed)
             placed = await borrowed.enter_async_context(
-                extra_mounts.placed([*images, *extra], parts.snapshots.mount_namespace, root)
+                extra_mounts.placed([*images, *extra], parts.snapshots.mount_namespace, root, record.ids)
             )
             rootfs = parts.snapshots.mounted(record.id)
             # Variables that no record has may be secrets, so they are not written below ROOT.
@@ -201,9 +209,9 @@ async def launch(
                 borrowed.push_async_callback(asyncio.to_thread, remove_tree, where)
             # It looks at the sources of binds.
             run_in_thread = host_paths.run if _binds(record) else asyncio.to_thread
-            stubs = await run_in_thread(
+            written = await run_in_thread(
                 lambda: bundle.write(
-                    *(record, directory, rootfs, network_path, networks, mounted.sources),
+                    *(record, directory, rootfs, network_path, user, networks, mounted.sources),
                     *(runtime, parts.cgroups, joined, placed, where),
                     *(parts.networks.host_gateways(), parts.devices, parts.config, parts.defaults),
                 )
@@ -226,6 +234,7 @@ async def launch(
                 stdin_once=record.config.stdin_once,
                 size=record.size if any(record.size) else record.host.console_size,
                 log=plan.target,
+                owner=stdio_owner(record, written.user),
             )
             # Saved before there is a process, so that a daemon that starts after a crash finds its
             # networks and ports.
@@ -240,7 +249,7 @@ async def launch(
                     await asyncio.to_thread(parts.cgroups.set_weight, program.cgroup, record.host.blkio_weight)
             if program.scope:
                 await asyncio.to_thread(_tell_systemd_lists, record, parts)
-        yield Launched(process, record, tuple(stubs))
+        yield Launched(process, record, tuple(written.stubs))
         undo.pop_all()
 
 
@@ -283,6 +292,13 @@ def wanted_ports(record: ContainerRecord) -> Request:
     return Request(exposed, host.port_bindings or {}, host.publish_all_ports)
 
 
+def stdio_owner(record: ContainerRecord, user: oci.User) -> tuple[int, int] | None:
+    """uid and gid on the host of a process's stdio, which its user may open again (/dev/stdout).
+    None without a user namespace, where the runtime sees to that.
+    """
+    return None if record.ids is None else record.ids.outside(user.uid, user.gid)
+
+
 def _binds(record: ContainerRecord) -> bool:
     """It mounts paths of the host."""
     return any(not isinstance(point.name, str) for point in record.mounts)
@@ -303,14 +319,36 @@ def _with_peers(record: ContainerRecord, joined: sharing.Joined, peers: Peers) -
 
 
 def _with_defaults(record: ContainerRecord, parts: Parts) -> ContainerRecord:
-    """The record with the operator's parent and driver of its cgroup, as of now. Raises
-    InvalidParameter if its own parent does not suit the driver.
+    """The record with the operator's parent and driver of its cgroup and its ids, as of now. Raises
+    InvalidParameter if its own parent does not suit the driver, or its HostConfig a user namespace.
     """
-    parent, driver = parts.defaults.cgroup_parent, parts.defaults.cgroup_driver
+    parent, driver, ids = parts.defaults.cgroup_parent, parts.defaults.cgroup_driver, parts.defaults.ids_of(record.host)
     check_cgroup_parent(record.host.cgroup_parent, driver)
-    if (record.cgroup_parent, record.cgroup_driver) == (parent, driver):
+    if ids is not None:
+        check_remapped(record.host)  # the option may be newer than the container
+    if (record.cgroup_parent, record.cgroup_driver, record.ids) == (parent, driver, ids):
         return record
-    return msgspec.structs.replace(record, cgroup_parent=parent, cgroup_driver=driver)
+    return msgspec.structs.replace(record, cgroup_parent=parent, cgroup_driver=driver, ids=ids)
+
+
+def _user_namespace(
+    record: ContainerRecord, network: str | None, joined: sharing.Joined, borrowed: contextlib.AsyncExitStack
+) -> str:
+    """The path of its user namespace for the runtime: the one that it joins with another container,
+    otherwise the owner of its network namespace, in which its root has capabilities. Empty: a fresh
+    one, or none.
+    """
+    if joined.user >= 0:
+        return sharing.path(joined.user)
+    if record.ids is None or not network:
+        return ""
+    namespace = os.open(network, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        owner = user_namespaces.owner(namespace)
+    finally:
+        os.close(namespace)
+    borrowed.callback(os.close, owner)
+    return sharing.path(owner)
 
 
 async def _join_network(
@@ -331,6 +369,7 @@ async def _join_network(
         *(record.requested_macs(primary), bundle.dns_servers(host, parts.config), wanted_ports(record)),
         hostname=record.config.hostname,
         ipv6=has_ipv6(host),
+        user=joined.user,
     )
     undo.push_async_callback(parts.attachments.leave, record.id)
     return connected

@@ -55,9 +55,9 @@ def destinations(record: ContainerRecord) -> set[str]:
 
 
 @contextlib.asynccontextmanager
-async def engine_mounts(container: Container) -> AsyncIterator[list[Mounted]]:
+async def engine_mounts(container: Container, *, mapped: bool) -> AsyncIterator[list[Mounted]]:
     """The mounts of a start over the container's root, outermost first: volumes, binds, network
-    files.
+    files. `mapped`: images as for `Snapshots.mount`.
 
     They stay mounted while the context lasts.
     """
@@ -69,7 +69,7 @@ async def engine_mounts(container: Container) -> AsyncIterator[list[Mounted]]:
     written = await asyncio.to_thread(bundle.network_files, owner)
     sources = {target: Source(path, target, True) for target, path in written.items()}
     async with (
-        image_mounts.opened(record, parts.snapshots) as images,
+        image_mounts.opened(record, parts.snapshots, mapped=mapped) as images,
         parts.volumes.opened(container.id, record.mounts, mount_points.subpaths(record)) as volumes,
     ):
         for point, source in volumes:

@@ -58,6 +58,10 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
     network: str = ""
     pid: str = ""
     ipc: str = ""
+    user: int = -1
+    """Descriptor of the user namespace of the containers whose namespaces it joins. Its root can
+    use only namespaces that its own user namespace owns.
+    """
     shm: str = ""
     peer: Peer | None = None
     files: Path | None = None
@@ -81,18 +85,23 @@ async def join(
     host = record.host
     network = pid = ipc = tree = ""
     peer: Peer | None = None
+    owners = _Owners(record, processes, stack)
     if name := joined(host.network_mode):
         peer = _running(name, "network", record, find)
-        network = _path(_open(peer, "net", "network", processes, stack))
+        owners.add(peer, "network")
+        network = path(_open(peer, "net", "network", processes, stack))
     if name := joined(host.pid_mode):
-        pid = _path(_open(_running(name, "PID namespace", record, find), "pid", "PID namespace", processes, stack))
+        other = _running(name, "PID namespace", record, find)
+        owners.add(other, "PID namespace")
+        pid = path(_open(other, "pid", "PID namespace", processes, stack))
     if name := joined(host.ipc_mode):
         other = _running(name, "IPC", record, find)
         if other.record.host.ipc_mode in (PRIVATE, "none"):
             raise InvalidParameter(
                 f"container {other.record.id}: non-shareable IPC (hint: use IpcMode:shareable for the donor container)"
             )
-        ipc = _path(_open(other, "ipc", "IPC", processes, stack))
+        owners.add(other, "IPC")
+        ipc = path(_open(other, "ipc", "IPC", processes, stack))
         if other.record.host.ipc_mode == "host":
             tree = "/dev/shm"
         else:
@@ -101,7 +110,33 @@ async def join(
             stack.push_async_callback(asyncio.to_thread, _discard, shm)
             tree = str(shm)
     files = network_owner(peer, find).directory if peer is not None else None
-    return Joined(network=network, pid=pid, ipc=ipc, shm=tree, peer=peer, files=files)
+    return Joined(network=network, pid=pid, ipc=ipc, user=owners.descriptor, shm=tree, peer=peer, files=files)
+
+
+class _Owners:
+    """The one user namespace that owns all namespaces which a container joins."""
+
+    def __init__(
+        self, record: ContainerRecord, processes: Mapping[str, Process], stack: contextlib.AsyncExitStack
+    ) -> None:
+        self.descriptor = -1
+        self._parts = record, processes, stack
+        self._found = (0, 0)
+
+    def add(self, peer: Peer, what: str) -> None:
+        """Raises Conflict where the container's root could not use the namespace of the peer."""
+        record, processes, stack = self._parts
+        if record.ids is None:
+            return
+        if peer.record.ids != record.ids:
+            raise Conflict(
+                f"cannot join {what} of container {peer.record.id}: it has other ids: give both the same UsernsMode"
+            )
+        owner = _open(peer, "user", what, processes, stack)
+        status = os.fstat(owner)
+        if self.descriptor >= 0 and self._found != (status.st_dev, status.st_ino):
+            raise Conflict(f"cannot join {what} of container {peer.record.id}: it is in another user namespace")
+        self.descriptor, self._found = owner, (status.st_dev, status.st_ino)
 
 
 def network_owner(peer: Peer, find: Find) -> Peer:
@@ -142,7 +177,8 @@ def _open(peer: Peer, kind: str, what: str, processes: Mapping[str, Process], st
     return namespace
 
 
-def _path(descriptor: int) -> str:
+def path(descriptor: int) -> str:
+    """The path of this process's descriptor for the runtime, which is another process."""
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 

@@ -32,6 +32,7 @@ from engine.runtime import capabilities, cdi, cgroups, features, init, scopes, s
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.runtime.users import Identity
+from engine.system.user_namespaces import Range
 from engine.wire import oci
 from engine.wire.containers import HostConfig
 from engine.wire.exec import ExecCreate
@@ -53,6 +54,7 @@ _MQUEUE = oci.Mount(destination="/dev/mqueue", type="mqueue", source="mqueue", o
 
 SHM = "/dev/shm"
 
+_PING_GROUPS = "net.ipv4.ping_group_range"
 _NETWORK_SYSCTLS = {f"net.{path.replace('/', '.')}": value for path, value in SETTINGS.items()}
 
 
@@ -67,6 +69,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity
     network: str | None
     """Path of its network namespace; empty: a fresh one without links; None: the host's."""
+    user: str = ""
+    """Path of its user namespace; empty: a fresh one, if the record has ids for it."""
     runtime: Runtime
     cgroups: Cgroups
     pid_namespace: str = ""
@@ -107,6 +111,8 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
         gid=place.identity.gid,
         additional_gids=tuple(dict.fromkeys((*place.identity.groups, *place.edits.additional_gids))),
     )
+    if record.ids is not None:
+        record.ids.check((user.uid,), (user.gid, *user.additional_gids))
     named = list(devices.requested(place.edits, user))
     replaced = {node.path for node, _ in named}
     nodes = [pair for pair in devices.nodes(host) if pair[0].path not in replaced] + named
@@ -143,7 +149,9 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
         mounts=seen,
         hooks=_hooks(place.edits),
         linux=oci.Linux(
-            namespaces=_namespaces(host, place),
+            uid_mappings=_mappings(record.ids.uids) if record.ids is not None else (),
+            gid_mappings=_mappings(record.ids.gids) if record.ids is not None else (),
+            namespaces=_namespaces(record, place),
             devices=[device for device, _ in nodes],
             cgroups_path=cgroups.oci_path(record.id, record.parent_cgroup, record.cgroup_driver),
             resources=limits,
@@ -204,6 +212,8 @@ def exec_process(
         host.cap_add or (), host.cap_drop or (), privileged=host.privileged or config.privileged
     )
     wanted = security.parse(host.security_opt or ())
+    if record.ids is not None:
+        record.ids.check((identity.uid,), (identity.gid, *identity.groups))
     arguments = strings(config.cmd) or []
     variables = environment(
         [*record.link_environment, *(record.config.env or ()), *(config.env or ())],
@@ -267,6 +277,11 @@ def mounts(record: ContainerRecord, place: Place, writable_cgroups: bool | None 
     shared = "/dev/shm" if host.ipc_mode == "host" else place.shm
     shm = bind(shared, SHM, True, "") if shared else own_shm(host.shm_size)
     found = standard(access, of_cgroups, None if host.ipc_mode == "none" else shm)
+    if record.ids is not None and host.ipc_mode == "host":
+        # Only the owner of the IPC namespace may mount its queues: the host's mount is shown.
+        found.remove(_MQUEUE)
+        if os.path.ismount(_MQUEUE.destination):
+            found.append(bind(_MQUEUE.destination, _MQUEUE.destination, True, ""))
     own = {
         f"/etc/{name}": bind(
             str((place.files or place.directory) / name), f"/etc/{name}", not host.readonly_rootfs, "rprivate"
@@ -505,8 +520,15 @@ def _shared_tmpfs(host: HostConfig, runtime: Runtime) -> list[str]:
     return [word for word in wanted if word in ("shared", "rshared")]
 
 
-def _namespaces(host: HostConfig, place: Place) -> list[oci.Namespace]:
+def _mappings(ranges: Iterable[Range]) -> tuple[oci.IdMapping, ...]:
+    return tuple(oci.IdMapping(container_id=each.inside, host_id=each.outside, size=each.count) for each in ranges)
+
+
+def _namespaces(record: ContainerRecord, place: Place) -> list[oci.Namespace]:
+    host = record.host
     found = [oci.Namespace(type="mount")]
+    if record.ids is not None:
+        found.append(oci.Namespace(type="user", path=place.user))
     if place.network is not None:
         found.append(oci.Namespace(type="network", path=place.network))
     if host.uts_mode != "host":
@@ -526,6 +548,8 @@ def _sysctls(record: ContainerRecord, place: Place) -> dict[str, str]:
     found: dict[str, str] = {}
     if place.network == "":
         found |= _NETWORK_SYSCTLS
+        if record.ids is not None:  # its root may only name groups that it has
+            del found[_PING_GROUPS]
     if record.config.domainname and host.uts_mode != "host":
         found["kernel.domainname"] = record.config.domainname
     if host.sysctls is not msgspec.UNSET:

@@ -17,6 +17,7 @@ from engine.containers.lifecycle import State
 from engine.errors import NotFound
 from engine.networks.ports import Published
 from engine.storage.records import Change, Records
+from engine.system.user_namespaces import IdMap
 from engine.wire.containers import Config, EndpointSettings, HostConfig, MountPoint
 
 
@@ -102,6 +103,8 @@ class ContainerRecord(msgspec.Struct, frozen=True, gc=False, omit_defaults=True,
     runtime: str = ""
     """The name of the runtime that makes its processes. `host.runtime` is the one that clients see.
     """
+    ids: IdMap | None = None
+    """Of its user namespace, as of its last start; None without one."""
     cgroup_parent: str = ""
     """The operator's default, as of its last start, which holds where its HostConfig has none."""
     cgroup_driver: str = ""

@@ -629,9 +629,10 @@ class Monitor:
         document: bytes = b"",
         client: Client | None = None,
         namespace: int = -1,
+        owner: tuple[int, int] | None = None,
     ) -> Process:
         """Have the runtime create a process. `document` is its OCI process document; the given
-        client is attached from the start.
+        client is attached from the start. `owner`: see `messages.Run`.
 
         `namespace`: a descriptor of the mount namespace in which the runtime is started; it stays
         the caller's. Raises LaunchFailed with the runtime's reason, ServerError when the client
@@ -656,6 +657,7 @@ class Monitor:
                 self._runs[seq] = messages.Run(
                     *(seq, key, tuple(argv), cwd, tty, open_stdin, stdin_once, size, log, bool(document), attach),
                     namespace=namespace >= 0,
+                    owner=owner,
                 )
                 return self._runs[seq]
 

@@ -66,6 +66,18 @@ class Program:
         return self._descriptor
 
 
+def _null(owner: tuple[int, int] | None) -> int:
+    """A descriptor in place of a stream that is not connected: /dev/null. For a process in a user
+    namespace an empty file that cannot be written to, because crun gives the streams to the
+    process's user, and its /dev/null is the host's.
+    """
+    if owner is None:
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    null = os.memfd_create("null", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fcntl.fcntl(null, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return null
+
+
 class Launch:
     """One run of the OCI runtime, from its spawn to the process that it leaves running, or to the
     reason why it failed."""
@@ -97,7 +109,7 @@ class Launch:
         try:
             if order.log is not None:
                 self._sink = open_sink(order.log, self.monitor)
-            null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+            null = _null(order.owner)
             theirs.append(null)
             stdin = stdout = stderr = null
             if not order.tty:
@@ -108,6 +120,9 @@ class Launch:
                 theirs.append(stdout)
                 self._ours["e"], stderr = os.pipe2(os.O_CLOEXEC)
                 theirs.append(stderr)
+            if order.owner is not None:
+                for descriptor in theirs:
+                    os.fchown(descriptor, *order.owner)
             self._words = os.memfd_create("log", os.MFD_CLOEXEC)
             inherited = [self._words]
             paths = {"@pid@": self._pid_path, "@log@": f"/proc/self/fd/{self._words}"}

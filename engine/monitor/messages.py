@@ -127,6 +127,8 @@ class Run(msgspec.Struct, tag="run", frozen=True):
     document: bool = False
     attach: Attach | None = None
     namespace: bool = False
+    owner: tuple[int, int] | None = None
+    """uid and gid of its stdio on the host, for a process in a user namespace; None: root."""
 
 
 class Release(msgspec.Struct, tag="release", frozen=True):

@@ -5,6 +5,7 @@ Differences from protocol 4:
 - A log is `[path, max_size, max_file, attrs]`, without the tag "json-file" in front. Other targets
   cannot be expressed.
 - A daemon that was superseded is sent `Failed` with seq 0 and the reason `SUPERSEDED`.
+- Run has no owner of the stdio: a process in a user namespace cannot be expressed.
 - Hello does not ask for held descriptors, nor for reports of rotated logs and dropped lines.
 
 Not here: which protocol a connection speaks (`client.py`, `monitor.py`).
@@ -25,7 +26,7 @@ _TAG = "json-file"
 
 
 def encode(message: object) -> bytes:
-    """Raises ValueError for a target that protocol 3 cannot express."""
+    """Raises ValueError for a target, or the owner of a stdio, that protocol 3 cannot express."""
     if isinstance(message, Superseded):
         message = messages.Failed(0, SUPERSEDED)
     if isinstance(message, Hello):
@@ -34,6 +35,8 @@ def encode(message: object) -> bytes:
     if isinstance(message, Hello):
         for field in ("held", "rotated", "dropped"):
             document.pop(field, None)
+    if document.pop("owner", None) is not None:
+        raise ValueError(f"a monitor of protocol {PREVIOUS} cannot run processes in user namespaces")
     log = document.get("log")
     if log is not None:
         if log[0] != _TAG:

@@ -154,13 +154,15 @@ class Attachments:
         hostname: str = "",
         *,
         ipv6: bool = True,
+        user: int = -1,
     ) -> Joined:
         """Namespace and endpoints for a container that starts.
 
         The endpoint on the network `primary` comes first. `macs` are requested addresses, by
         network name. `servers` are the container's own name servers, for names that are not a
         container's. `assigned`: addresses chosen by an allocator outside of the engine, by the keys
-        of `wanted`. `ipv6`: False if its sysctls switch IPv6 off.
+        of `wanted`. `ipv6`: False if its sysctls switch IPv6 off. `user`: a descriptor of the user
+        namespace that must own the namespace; -1: one of its own, or none.
 
         Published ports open in the background while the rest of the start is prepared. Await
         `opened` before the container runs.
@@ -196,8 +198,8 @@ class Attachments:
             ids: list[str] = []
             sandbox.request = request
             by_plugin = any(found.record.remote for found, _ in linked)
-            if by_plugin:
-                made = await uninterrupted(self._assemble(sandbox, linked, undo))
+            if by_plugin or (linked and user >= 0):
+                made = await uninterrupted(self._assemble(sandbox, linked, user, undo))
                 plans = [(found, made.get(found.record.id, given)) for found, given in plans]
             elif linked:
                 gateways = endpoints.default_gateways((given for _, given in linked), self._networks.by_id)
@@ -228,14 +230,19 @@ class Attachments:
         return Joined(path, {found.record.name: sandbox.endpoints[found.record.id] for found, _ in plans})
 
     async def _assemble(
-        self, sandbox: Sandbox, plans: Sequence[tuple[Network, EndpointSettings]], undo: contextlib.AsyncExitStack
+        self,
+        sandbox: Sandbox,
+        plans: Sequence[tuple[Network, EndpointSettings]],
+        user: int,
+        undo: contextlib.AsyncExitStack,
     ) -> dict[str, EndpointSettings]:
-        """A namespace with all these endpoints, of which a plugin makes at least one: made one by
-        one, as the threads do not wait for plugins.
+        """A namespace with all these endpoints where no ready one will do: a plugin makes one of
+        them, or another container's user namespace owns it. They are made one by one, as the
+        threads do not wait for plugins.
 
         Returns their settings by network id. Finished even if the caller is cancelled.
         """
-        sandbox.namespace = await self._in_thread(sandboxes.empty)
+        sandbox.namespace = await self._in_thread(sandboxes.empty, self._drivers.ids, user)
         undo.callback(sandboxes.close, sandbox.namespace)
         made = {}
         for found, given in plans:

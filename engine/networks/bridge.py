@@ -34,6 +34,7 @@ from engine.networks.sandboxes import BridgeStock, Interface
 from engine.system import netfilter
 from engine.system.netlink import rtnl
 from engine.system.netlink.rtnl import Link, RouteSocket
+from engine.system.user_namespaces import IdMap
 from engine.wire.containers import EndpointSettings
 
 _log = logging.getLogger(__name__)
@@ -58,11 +59,13 @@ class BridgeDriver:
         pools: Sequence[Pool],
         subnet6: Callable[[Network], Subnet],
         forward: Callable[..., None],
+        ids: IdMap | None = None,
     ) -> None:
         """`alias` marks bridges of user-defined networks. The default bridge gets one of the pools
         and `subnet6`, unless `default` says otherwise. `forward` is `host.forward`, if the engine
-        may switch forwarding on.
+        may switch forwarding on. `ids`: see `namespaces.new_network`.
         """
+        self._ids = ids
         self._links = links
         self._filter = table
         self._alias = alias
@@ -77,7 +80,7 @@ class BridgeDriver:
         """From now on keep sandboxes ready, on the default bridge. Without one, each is made when
         it is needed.
         """
-        self._stock = BridgeStock(self._links, (lambda: self.port(default)) if default is not None else None)
+        self._stock = BridgeStock(self._links, (lambda: self.port(default)) if default is not None else None, self._ids)
 
     def close(self) -> None:
         """Release the stock. Bridges stay."""

@@ -42,6 +42,7 @@ from engine.networks.sandboxes import BridgeFull, Interface
 from engine.system import netfilter
 from engine.system.netlink.rtnl import RouteSocket
 from engine.system.threads import Threads, uninterrupted
+from engine.system.user_namespaces import IdMap
 from engine.wire.containers import EndpointSettings
 
 if TYPE_CHECKING:
@@ -110,11 +111,13 @@ class Drivers:
         no_rules: bool = False,
         forwards: bool = True,
         entries: Entries = NO_ENTRIES,
+        ids: IdMap | None = None,
     ) -> None:
         """`pools` are those of the operator, of both IP versions. `mark`, `own_rules`: see
         `Firewall`. `no_rules`: write none. `forwards`: switch on forwarding for the host.
-        `entries`: see `Filter`.
+        `entries`: see `Filter`. `ids`: see `namespaces.new_network`.
         """
+        self.ids = ids
         self._default = default
         self._default_bridge = default.options.bridge
         self._forwards = forwards
@@ -139,11 +142,11 @@ class Drivers:
         self._engine_id = engine_id
         links = self._kernel = RouteSocket()
         parts = links, self.filter, self.alias, self._default, self._pools[4] or BRIDGE_POOLS
-        self._bridges = BridgeDriver(*parts, self._default_subnet6, self._forward)
+        self._bridges = BridgeDriver(*parts, self._default_subnet6, self._forward, self.ids)
         self._by_name = {
             "bridge": self._bridges,
-            "macvlan": MacvlanDriver(links, self.alias),
-            "ipvlan": IpvlanDriver(links, self.alias),
+            "macvlan": MacvlanDriver(links, self.alias, self.ids),
+            "ipvlan": IpvlanDriver(links, self.alias, self.ids),
         }
 
     def close(self, networks: Iterable[Network], remove: bool) -> None:
@@ -193,7 +196,7 @@ class Drivers:
             from engine.networks.overlay import OverlayDriver
 
             assert self._kernel is not None, "the drivers are open"
-            self._overlays = OverlayDriver(self._kernel, self.filter, self.alias, Encryption(self.filter))
+            self._overlays = OverlayDriver(self._kernel, self.filter, self.alias, Encryption(self.filter), self.ids)
         return self._overlays
 
     def mtu(self, meant: Overlay, kept: int = -1) -> int:

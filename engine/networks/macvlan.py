@@ -27,6 +27,7 @@ from engine.system import links
 from engine.system.netlink import rtnl
 from engine.system.netlink.codec import NetlinkError, Request
 from engine.system.netlink.rtnl import Link, RouteSocket
+from engine.system.user_namespaces import IdMap
 from engine.wire.containers import EndpointSettings
 
 _log = logging.getLogger(__name__)
@@ -37,9 +38,10 @@ class OverParent:
 
     routes = False
 
-    def __init__(self, kernel: RouteSocket, alias: str) -> None:
-        """`alias` marks parents that the engine made."""
+    def __init__(self, kernel: RouteSocket, alias: str, ids: IdMap | None = None) -> None:
+        """`alias` marks parents that the engine made. `ids`: see `namespaces.new_network`."""
         self.kernel = kernel
+        self._ids = ids
         self._alias = alias
 
     def links(self, found: Network) -> Sequence[str]:
@@ -64,7 +66,7 @@ class OverParent:
         return False
 
     def new_sandbox(self, found: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
-        namespace = sandboxes.empty()
+        namespace = sandboxes.empty(self._ids)
         try:
             endpoint_id = self.plug(found, namespace, interface.name or sandboxes.INSIDE, interface)
             if gateways:

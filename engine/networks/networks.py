@@ -53,6 +53,7 @@ from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Records
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
+from engine.system.user_namespaces import IdMap
 from engine.times import rfc3339
 from engine.wire import networks as wire
 from engine.wire.containers import EndpointSettings
@@ -77,7 +78,10 @@ _MOST = (1 << 64) - 1
 class Networks:
     """One engine's."""
 
-    def __init__(self, config: Config, records: Records, events: EventLog, plugins: Plugins) -> None:
+    def __init__(
+        self, config: Config, records: Records, events: EventLog, plugins: Plugins, ids: IdMap | None = None
+    ) -> None:
+        """`ids`: see `namespaces.new_network`."""
         if not network.BRIDGE_NAME.fullmatch(config.bridge):
             raise InvalidParameter(
                 f"bridge {config.bridge!r}: the name must be 1 to 15 letters, digits, '_', '.' or '-'"
@@ -98,6 +102,7 @@ class Networks:
             no_rules=config.firewall == "none",
             forwards=config.ip_forward,
             entries=Entries(config.allow_direct_routing, *parsed_mark(config.bridge_accept_mark)),
+            ids=ids,
         )
         self.serving = Serving(active=config.firewall == "none")
         """For this package, too."""

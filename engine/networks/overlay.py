@@ -54,6 +54,7 @@ from engine.system.netlink import rtnl, xfrm
 from engine.system.netlink.codec import NetlinkError, Request
 from engine.system.netlink.nft import NftSocket
 from engine.system.netlink.rtnl import Link, RouteSocket
+from engine.system.user_namespaces import IdMap
 from engine.wire.containers import EndpointSettings
 
 _log = logging.getLogger(__name__)
@@ -177,13 +178,14 @@ class _Pair:
 class _Stock(sandboxes.Stock):
     """Ready sandboxes on one network."""
 
-    def __init__(self, links: RouteSocket, found: Network, space: Space) -> None:
+    def __init__(self, links: RouteSocket, found: Network, space: Space, ids: IdMap | None) -> None:
         self._found = found
         self._space = space
+        self._ids = ids
         super().__init__(links, READY)
 
     def fresh(self) -> ReadySandbox:
-        ready = sandboxes.bare(0)
+        ready = sandboxes.bare(0, self._ids)
         try:
             pair = _Pair(ready.descriptor, ready.inside, ready.endpoint_id)
             pair.make(self._found, self._space, sandboxes.INSIDE)
@@ -199,8 +201,11 @@ class OverlayDriver:
 
     routes = True
 
-    def __init__(self, links: RouteSocket, table: Filter, alias: str, encryption: Encryption) -> None:
-        """`alias` marks links on the host."""
+    def __init__(
+        self, links: RouteSocket, table: Filter, alias: str, encryption: Encryption, ids: IdMap | None = None
+    ) -> None:
+        """`alias` marks links on the host. `ids`: see `namespaces.new_network`."""
+        self._ids = ids
         self._encryption = encryption
         self._links = links
         self._filter = table
@@ -674,7 +679,7 @@ class OverlayDriver:
         space = self.space(found)
         with space.lock:
             if space.stock is None:
-                space.stock = _Stock(self._links, found, space)
+                space.stock = _Stock(self._links, found, space, self._ids)
         ready = space.stock.ready() or space.stock.fresh()
         try:
             name = ready.named(interface)

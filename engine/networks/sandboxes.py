@@ -37,6 +37,7 @@ from engine.system.netlink import rtnl
 from engine.system.netlink.codec import NetlinkError
 from engine.system.netlink.rtnl import Link, RouteSocket
 from engine.system.threads import Helper, surely
+from engine.system.user_namespaces import IdMap
 
 _log = logging.getLogger(__name__)
 
@@ -181,19 +182,21 @@ def settle(namespace: int, name: str, interface: Interface) -> None:
                 raise InvalidParameter(f"sysctl {setting}={value}: {error.strerror}") from error
 
 
-def bare(outside: int) -> ReadySandbox:
-    """A new namespace without links, for an endpoint that is to come."""
-    with namespaces.new_network() as descriptor:
+def bare(outside: int, ids: IdMap | None) -> ReadySandbox:
+    """A new namespace without links, for an endpoint that is to come. `ids`: see
+    `namespaces.new_network`.
+    """
+    with namespaces.new_network(ids) as descriptor:
         inside = RouteSocket()
         sysctls.write(_SETTINGS)
     return ReadySandbox(descriptor, inside, secrets.token_hex(32), outside)
 
 
-def empty() -> int:
+def empty(ids: IdMap | None, user: int = -1) -> int:
     """A new namespace with its loopback up and nothing else. Returns its descriptor, owned by the
-    caller.
+    caller. `ids`, `user`: see `namespaces.new_network`.
     """
-    with namespaces.new_network() as descriptor:
+    with namespaces.new_network(ids, user) as descriptor:
         sysctls.write(_SETTINGS)
         with RouteSocket() as inside:
             inside.apply(rtnl.change_link("lo", up=True))
@@ -460,11 +463,13 @@ class Stock:
 class BridgeStock(Stock):
     """Ready sandboxes on the default bridge."""
 
-    def __init__(self, links: RouteSocket, bridge: Callable[[], Link] | None) -> None:
+    def __init__(self, links: RouteSocket, bridge: Callable[[], Link] | None, ids: IdMap | None = None) -> None:
         """`bridge` returns the default bridge as it is now. It is called in any thread and may
         raise OSError or EngineError. None: there is no such bridge, and the stock stays empty.
+        `ids`: see `namespaces.new_network`.
         """
         self._bridge = bridge
+        self._ids = ids
         super().__init__(links, STOCK if bridge is not None else 0)
 
     def fresh(self) -> ReadySandbox:
@@ -489,7 +494,7 @@ class BridgeStock(Stock):
         return sandbox
 
     def _make(self, bridge: Link, mtu: int = 0) -> ReadySandbox:
-        sandbox = bare(bridge.ifindex)
+        sandbox = bare(bridge.ifindex, self._ids)
         try:
             _join(self._links, host_end(sandbox.endpoint_id), INSIDE, sandbox.descriptor, bridge, mtu)
             sandbox.prepare()

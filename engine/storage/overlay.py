@@ -24,6 +24,11 @@ accepts as upper directory: ext4, xfs with ftype=1 or btrfs, not another overlay
   that before its exit is reported.
 - A snapshot has one overlay at a time: two overlays over one upper directory would not see each
   other's changes (overlayfs.rst, "Sharing and copying layers"). Starts and archive calls share it.
+- Containers in user namespaces use the same layers. A clone of ROOT/layers that is an ID-mapped
+  mount is attached in `mount_namespace`, and their overlays are mounted from there: files keep the
+  ids on the disk that they have without user namespaces. Overlayfs makes files with the ids of the
+  thread that mounted it, which must have a mapping (`user_namespaces.files_of`). Such an overlay
+  keeps its mapping when the engine has another one, or none.
 - Removal deletes the record in a transaction first, then the tree. `sweep` removes directories
   without a record.
 - A layer's files are written back after the reply. Until syncfs(2) has returned, its record is
@@ -38,6 +43,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import os
 import secrets
@@ -53,10 +59,11 @@ from engine.errors import Conflict, NotFound, ServerError, reason, reason_with_f
 from engine.storage.lowers import Lowers, inherit
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Ingest, Layer, Usage
-from engine.system import detached_mounts, files, mounts, threads
+from engine.system import detached_mounts, files, mounts, threads, user_namespaces
 from engine.system.detached_mounts import NewFile, Tree
 from engine.system.tasks import spawn
 from engine.system.threads import Threads, uninterrupted
+from engine.system.user_namespaces import IdMap
 
 DRIVER_NAME = "overlay2"
 """The name under which clients know this storage driver."""
@@ -80,6 +87,12 @@ removed.
 _ROOTS = "/roots"
 """The directory of `mount_namespace` where snapshots are mounted, by key."""
 
+_MAPPED = "/mapped"
+"""The ID-mapped clone of ROOT/layers in `mount_namespace`."""
+
+_WITH_IDS = ".mapped"
+"""Ends the name below `_ROOTS` of a snapshot that is mounted with mapped ids."""
+
 _OPTIONS = "index=off,redirect_dir=nofollow,metacopy=off"
 
 _VOLATILE = "work/work/incompat"
@@ -100,13 +113,16 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Opened:
-    """A mounted snapshot. `users`: calls that access it now. `runs`: a container runs on it."""
+    """A mounted snapshot. `users`: calls that access it now. `runs`: a container runs on it.
+    `mapped`: with mapped ids.
+    """
 
-    __slots__ = ("left", "path", "read_only", "root", "runs", "timer", "users")
+    __slots__ = ("left", "mapped", "path", "read_only", "root", "runs", "timer", "users")
 
     def __init__(self, path: str, *, runs: bool = False) -> None:
         """`path`: the mount's path in the namespace, for its threads."""
         self.path = path
+        self.mapped = path.endswith(_WITH_IDS)
         self.root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         """A descriptor of the mount's root, valid in any thread."""
         self.read_only = bool(os.fstatvfs(self.root).f_flag & os.ST_RDONLY)
@@ -123,9 +139,9 @@ class _Opened:
 class OverlaySnapshots:
     """The snapshotter of the engine; it implements the `Snapshots` protocol."""
 
-    def __init__(self, root: Path, records: Records, marks: Sequence[str] = ()) -> None:
-        """`marks`: names of empty files at the root of every snapshot. Reads the records; blocking,
-        at start.
+    def __init__(self, root: Path, records: Records, marks: Sequence[str] = (), ids: IdMap | None = None) -> None:
+        """`marks`: names of empty files at the root of every snapshot. `ids`: of containers in user
+        namespaces. Reads the records; blocking, at start.
 
         Raises ServerError when a record is corrupt.
         """
@@ -157,6 +173,7 @@ class OverlaySnapshots:
         self._standing: Counter[str] = Counter(s.parent for s in self._snapshots.values() if s.parent)
         self._counting = Threads(COUNT_THREADS)
         self.mount_namespace = detached_mounts.MountNamespace(self._directory, _ROOTS)
+        self._ids = ids
         self._opened: dict[str, _Opened] = {}
         self._transient: set[str] = set()
         """Keys of snapshots without a record."""
@@ -412,12 +429,20 @@ class OverlaySnapshots:
         if namespace >= 0:
             await asyncio.to_thread(self.mount_namespace.adopt, namespace)
         self._opened = await self.mount_namespace.run(_mounted)
+        if self._ids is not None:
+            try:
+                await self.mount_namespace.run(functools.partial(_map_layers, self._ids))
+            except (ServerError, OSError) as error:
+                raise ServerError(
+                    f"--userns-remap needs overlays of ID-mapped mounts (Linux 5.19) on the file system of "
+                    f"{self._directory}: {words(error)}"
+                ) from error
         return set(self._opened)
 
-    async def mount(self, key: str) -> None:
+    async def mount(self, key: str, *, mapped: bool = False) -> None:
         """See `Snapshots.mount`."""
         async with self._lock(key):
-            (await self._open(key, writable=True)).runs = True
+            (await self._open(key, writable=True, mapped=mapped)).runs = True
 
     def mounted(self, key: str) -> str:
         """See `Snapshots.mounted`."""
@@ -446,10 +471,10 @@ class OverlaySnapshots:
         return opened
 
     @contextlib.asynccontextmanager
-    async def opened(self, key: str, *, writable: bool = False) -> AsyncIterator[str]:
+    async def opened(self, key: str, *, writable: bool = False, mapped: bool = False) -> AsyncIterator[str]:
         """The snapshot's mount point in `mount_namespace`, to be copied from there."""
         async with self._lock(key):
-            opened = await self._open(key, writable=writable)
+            opened = await self._open(key, writable=writable, mapped=mapped)
             opened.users += 1
         try:
             yield opened.path
@@ -459,17 +484,20 @@ class OverlaySnapshots:
             if not opened.users and not opened.runs:
                 opened.timer = asyncio.get_running_loop().call_later(LINGER, self._lingered, key)
 
-    async def _open(self, key: str, *, writable: bool) -> _Opened:
+    async def _open(self, key: str, *, writable: bool, mapped: bool) -> _Opened:
         """The mounted snapshot; mounts it if needed.
 
         The caller holds the lock, and counts itself as a user before it releases the lock.
         """
         opened = self._opened.get(key)
+        if opened is not None and opened.mapped != mapped and not opened.runs:
+            await self._close_idle(key)
+            opened = None
         if opened is not None and writable and opened.read_only:  # there may be space by now
             await self._close_unused(key)
             opened = self._opened.get(key)
         if opened is None:
-            opened = await self._mount(key)
+            opened = await self._mount(key, mapped)
         if writable and opened.read_only:
             await self._close_unused(key)
             why = await asyncio.to_thread(_why_read_only, self._directory)
@@ -479,11 +507,11 @@ class OverlaySnapshots:
             opened.timer = None
         return opened
 
-    async def _mount(self, key: str) -> _Opened:
-        mount = self._mounting_of(key)
+    async def _mount(self, key: str, mapped: bool) -> _Opened:
+        mount = self._mounting_of(key, self._ids if mapped else None)
 
         def open_mounted() -> None:
-            path = f"{_ROOTS}/{key}"
+            path = f"{_ROOTS}/{key}{_WITH_IDS if mapped else ''}"
             os.mkdir(path)
             try:
                 mount(path)
@@ -501,8 +529,8 @@ class OverlaySnapshots:
             raise
         return self._opened[key]
 
-    def _mounting_of(self, key: str) -> Callable[[str], None]:
-        """A function that mounts the snapshot at a path.
+    def _mounting_of(self, key: str, ids: IdMap | None) -> Callable[[str], None]:
+        """A function that mounts the snapshot at a path, with the ids of this map.
 
         Call it in a thread of `mount_namespace`.
         """
@@ -510,14 +538,14 @@ class OverlaySnapshots:
         number = snapshot.number
         lower = [*self._init, *(f"{layer.number}/diff" for layer in self.chain(snapshot.parent))]
         if not lower:
-            return lambda target: mounts.mount(f"{number}/diff", target, flags=mounts.MS_BIND)
+            return lambda target: _mount(ids, f"{number}/diff", target, flags=mounts.MS_BIND)
         options = f"lowerdir={':'.join(lower)},upperdir={number}/diff,workdir={number}/work,{_OPTIONS}"
         if key not in self._transient:
-            return lambda target: mounts.mount("overlay", target, "overlay", options=options)
+            return lambda target: _mount(ids, "overlay", target, "overlay", options=options)
 
         def mount(target: str) -> None:
             files.remove_tree(f"{number}/{_VOLATILE}")
-            mounts.mount("overlay", target, "overlay", options=f"{options},volatile")
+            _mount(ids, "overlay", target, "overlay", options=f"{options},volatile")
 
         return mount
 
@@ -548,16 +576,17 @@ class OverlaySnapshots:
         except (ServerError, OSError) as error:
             _log.warning("snapshot %s: %s", key, words(error))
 
-    async def open_content(self, chain_id: str) -> int:
+    async def open_content(self, chain_id: str, *, mapped: bool = False) -> int:
         """See `Snapshots.open_content`."""
         lower = [layer.number for layer in self.chain(chain_id)]
-        if len(lower) == 1:
+        ids = self._ids if mapped else None
+        if len(lower) == 1 and ids is None:
             return await threads.opened(asyncio.to_thread(files.open_directory, self._path(lower[0]) / "diff"))
 
         def open_merged() -> int:
             place = self.mount_namespace.place()
             try:
-                _mount_layers(lower, place)
+                _mount_layers(ids, lower, place)
                 try:
                     return detached_mounts.clone(place)
                 finally:
@@ -568,15 +597,16 @@ class OverlaySnapshots:
         return await threads.opened(self.mount_namespace.run(open_merged))
 
     @contextlib.asynccontextmanager
-    async def content(self, chain_id: str) -> AsyncIterator[int]:
+    async def content(self, chain_id: str, *, mapped: bool = False) -> AsyncIterator[int]:
         """See `Snapshots.content`."""
         lower = [layer.number for layer in self.chain(chain_id)]
+        ids = self._ids if mapped else None
         opened: list[tuple[int, str]] = []
 
         def open_merged() -> None:
             place = self.mount_namespace.place()
             try:
-                _mount_layers(lower, place)
+                _mount_layers(ids, lower, place)
                 try:
                     opened.append((os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), place))
                 except BaseException:
@@ -702,17 +732,76 @@ class OverlaySnapshots:
             await self.settle()
 
 
-def _mount_layers(numbers: Sequence[int], place: str) -> None:
+def _map_layers(ids: IdMap) -> None:
+    """Attach the ID-mapped clone of ROOT/layers, and try it. Call it in a thread of the namespace.
+
+    A clone of an earlier daemon is replaced; overlays that were mounted from it stay as they are.
+    Raises ServerError on a host without such mounts.
+    """
+    if os.path.isdir(_MAPPED):
+        detached_mounts.detach(_MAPPED)
+    else:
+        os.mkdir(_MAPPED, 0o700)
+    namespace = ids.namespace()
+    try:
+        tree = detached_mounts.clone(".")
+        try:
+            detached_mounts.map_ids(tree, namespace)
+            detached_mounts.attach(tree, _MAPPED)
+        finally:
+            os.close(tree)
+    finally:
+        os.close(namespace)
+    _try_mapped(ids)
+
+
+def _try_mapped(ids: IdMap) -> None:
+    """Mount an overlay from the clone, which is removed again. Raises ServerError."""
+    trial, target = Path("trial"), "/trial"
+    files.remove_tree(trial)  # of a daemon that was killed here
+    os.mkdir(target)
+    try:
+        for name in ("lower", "upper", "work"):
+            (trial / name).mkdir(parents=True)
+        _mount(
+            *(ids, "overlay", target, "overlay"),
+            options=f"lowerdir={trial}/lower,upperdir={trial}/upper,workdir={trial}/work,{_OPTIONS}",
+        )
+        read_only = os.statvfs(target).f_flag & os.ST_RDONLY
+        detached_mounts.detach(target)
+        if read_only:
+            raise ServerError(f"an overlay of ID-mapped mounts is read-only: {_why_read_only(Path())}")
+    finally:
+        files.remove_tree(trial)
+        os.rmdir(target)
+
+
+def _mount(ids: IdMap | None, source: str, target: str, type_: str = "", flags: int = 0, options: str = "") -> None:
+    """mount(2) with names relative to ROOT/layers, or to its clone with these ids. Call it in a
+    thread of the namespace.
+    """
+    if ids is None:
+        mounts.mount(source, target, type_, flags, options)
+        return
+    os.chdir(_MAPPED)
+    try:
+        with user_namespaces.files_of(*ids.root):
+            mounts.mount(source, target, type_, flags, options)
+    finally:
+        os.chdir("/layers")
+
+
+def _mount_layers(ids: IdMap | None, numbers: Sequence[int], place: str) -> None:
     """Mount layers, topmost first, read-only. Call it in a thread of the namespace."""
     if not numbers:
         mounts.mount("tmpfs", place, "tmpfs", flags=mounts.MS_RDONLY)
         return
     if len(numbers) == 1:
-        mounts.mount(f"{numbers[0]}/diff", place, flags=mounts.MS_BIND)
+        _mount(ids, f"{numbers[0]}/diff", place, flags=mounts.MS_BIND)
         mounts.mount("", place, flags=mounts.MS_BIND | mounts.MS_REMOUNT | mounts.MS_RDONLY)
         return
     options = f"lowerdir={':'.join(f'{number}/diff' for number in numbers)},{_OPTIONS}"
-    mounts.mount("overlay", place, "overlay", flags=mounts.MS_RDONLY, options=options)
+    _mount(ids, "overlay", place, "overlay", mounts.MS_RDONLY, options)
 
 
 def _mounted() -> dict[str, _Opened]:
@@ -721,7 +810,7 @@ def _mounted() -> dict[str, _Opened]:
     for key in os.listdir(_ROOTS):
         path = f"{_ROOTS}/{key}"
         if detached_mounts.is_mount(path):
-            found[key] = _Opened(path, runs=True)
+            found[key.removesuffix(_WITH_IDS)] = _Opened(path, runs=True)
         else:
             os.rmdir(path)
     return found

@@ -156,8 +156,9 @@ class Snapshots(Protocol):
         running.
         """
 
-    async def mount(self, key: str) -> None:
-        """Mount the snapshot for a container to run on, until `unmount`.
+    async def mount(self, key: str, *, mapped: bool = False) -> None:
+        """Mount the snapshot for a container to run on, until `unmount`. `mapped`: with the ids
+        that containers in a user namespace have on the host. On the disk they stay as they are.
 
         The host does not see the mount.
         """
@@ -173,20 +174,21 @@ class Snapshots(Protocol):
         `target`, a directory made by `detached_mounts.make_private`. `beside`: see
         `MountNamespace.namespace_with`."""
 
-    def opened(self, key: str, *, writable: bool = False) -> AbstractAsyncContextManager[str]:
+    def opened(self, key: str, *, writable: bool = False, mapped: bool = False) -> AbstractAsyncContextManager[str]:
         """The path of the snapshot's mount in `mount_namespace`, valid within the context. A
-        running container uses the same mount.
+        running container uses the same mount, which has its ids then, whatever `mapped` says.
 
         On a full disk the mount may be read-only. With `writable` that raises ServerError.
         """
 
-    async def open_content(self, chain_id: str) -> int:
+    async def open_content(self, chain_id: str, *, mapped: bool = False) -> int:
         """A descriptor (O_PATH) of the merged layers of an image, which must not be changed.
+        `mapped`: as for `mount`.
 
         The caller closes it; no mount point remains.
         """
 
-    def content(self, chain_id: str) -> AbstractAsyncContextManager[int]:
+    def content(self, chain_id: str, *, mapped: bool = False) -> AbstractAsyncContextManager[int]:
         """As `open_content`, for a caller that mounts directories below the descriptor elsewhere:
         it is mounted in `mount_namespace` within the context."""
 

@@ -28,6 +28,7 @@ from engine.errors import ServerError, reason
 from engine.system import files, mounts
 from engine.system.host_paths import HostPaths
 from engine.system.threads import Threads, in_new_thread
+from engine.system.user_namespaces import OVERFLOW, IdMap, Range
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
 _OPEN_TREE_CLONE = 1
 _MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _NOATIME, _ATIME = 1, 2, 4, 8, 0x10, 0x70
+_IDMAP = 0x100000
 _STATX_ATTR_MOUNT_ROOT = 0x2000
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -118,8 +120,8 @@ def guard(tree: int, *, read_only: bool, recursive: bool = False) -> None:
     _set(tree, flags, recursive=recursive, clear=_ATIME if read_only else 0)
 
 
-def _set(tree: int, flags: int, *, recursive: bool, clear: int = 0, propagation: int = 0) -> None:
-    wanted = _Attributes(flags, clear, propagation, 0)
+def _set(tree: int, flags: int, *, recursive: bool, clear: int = 0, propagation: int = 0, namespace: int = 0) -> None:
+    wanted = _Attributes(flags, clear, propagation, namespace)
     status = _libc.syscall(
         *(ctypes.c_long(_SYS_MOUNT_SETATTR), ctypes.c_int(tree), b""),
         ctypes.c_uint(_AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)),
@@ -128,6 +130,32 @@ def _set(tree: int, flags: int, *, recursive: bool, clear: int = 0, propagation:
     if status < 0:
         error = _failure(tree)
         raise ServerError(f"setting the attributes of a mount: {reason(error)}") from error
+
+
+def map_ids(tree: int, namespace: int) -> None:
+    """Show the ids of the files by the map of a user namespace, a descriptor (MOUNT_ATTR_IDMAP,
+    mount_setattr(2)). The tree must not be attached yet.
+
+    An id inside of the namespace is the one on the disk, its counterpart outside is the one that
+    processes see. Raises ServerError where the file system or the kernel has no such mounts.
+    """
+    _set(tree, _IDMAP, recursive=False, namespace=namespace)
+
+
+def try_mapping(directory: Path) -> None:
+    """Make an ID-mapped clone of the mount of a directory, and drop it. Raises ServerError, OSError
+    where that is not possible.
+    """
+    nobody = (Range(0, OVERFLOW, 1),)
+    tree = clone(directory)
+    try:
+        namespace = IdMap(uids=nobody, gids=nobody).namespace()
+        try:
+            map_ids(tree, namespace)
+        finally:
+            os.close(namespace)
+    finally:
+        os.close(tree)
 
 
 def is_mount(path: Path | str) -> bool:
@@ -310,7 +338,7 @@ class MountNamespace:
                 if _libc.unshare(ctypes.c_int(_CLONE_NEWNS)) < 0:
                     raise _failure("mount namespace")
                 if beside:
-                    mounts.mount("tmpfs", target, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "mode=700")
+                    mounts.mount("tmpfs", target, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV, "mode=711")
                     target = place_beside(target)
                     target.mkdir()
                     for index, each in enumerate(beside):

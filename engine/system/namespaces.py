@@ -19,6 +19,9 @@ import os
 import select
 from collections.abc import Iterator
 
+from engine._fast import spawn
+from engine.system.user_namespaces import IdMap
+
 CLONE_NEWNET = 0x40000000
 _SIOCGSKNS = 0x894C
 
@@ -39,19 +42,30 @@ def enter_network(namespace: int) -> None:
 
 
 @contextlib.contextmanager
-def new_network() -> Iterator[int]:
+def new_network(ids: IdMap | None = None, user: int = -1) -> Iterator[int]:
     """Put the calling thread into a new network namespace for the block; yields its descriptor.
+    Its owner, whose root may change it, is the user namespace with the descriptor `user`, otherwise
+    a new one with the map `ids`, otherwise the thread's.
 
     The descriptor stays open and is the caller's. If the block fails it is closed, and the
     namespace gone.
     """
     home = network()
     try:
-        if _libc.unshare(CLONE_NEWNET) < 0:
+        made = -1
+        if user >= 0:
+            made = spawn.network_within(user)
+        elif ids is not None:
+            made = ids.network()
+        elif _libc.unshare(CLONE_NEWNET) < 0:
             raise _error("creating a network namespace")
         try:
-            made = network()
+            entered = made < 0
+            if entered:
+                made = network()
             try:
+                if not entered:
+                    enter_network(made)
                 yield made
             except BaseException:
                 os.close(made)

@@ -206,10 +206,11 @@ class LocalDriver:
     name = NAME
     scope = "local"
 
-    def __init__(self, directory: Path, run: Path) -> None:
+    def __init__(self, directory: Path, run: Path, owner: tuple[int, int] = (0, 0)) -> None:
         """`run`: where mounts for the runtime appear, one directory per container, for the time
-        of its start.
+        of its start. `owner`: uid and gid of new volumes, those of the root of containers.
         """
+        self._owner = owner
         self.directory = directory
         self._run = run
         self._threads = Threads(THREADS, ready=True)
@@ -322,6 +323,8 @@ class LocalDriver:
         for path in (name, f"{name}/_data"):
             os.mkdir(path, 0o755, dir_fd=self._top)
             os.chmod(path, 0o755, dir_fd=self._top)
+        if self._owner != (0, 0):
+            os.chown(path, *self._owner, dir_fd=self._top)
 
     async def keep(self, name: str) -> None:
         """Give it its final name, now that its record exists."""

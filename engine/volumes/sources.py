@@ -60,30 +60,44 @@ def open_below(top: int, name: str, subpath: str) -> int:
         raise ServerError(f"cannot access path {place}: {(error.strerror or '').lower()}") from error
 
 
-def ensure_sources(points: Iterable[MountPoint]) -> None:
-    """Prepare the host paths of these binds for a start."""
+def ensure_sources(points: Iterable[MountPoint], owner: tuple[int, int] = (0, 0)) -> None:
+    """Prepare the host paths of these binds for a start. `owner`: uid and gid of new directories,
+    those of the root of containers.
+    """
     for point in points:
-        _ensure_source(point)
+        _ensure_source(point, owner)
 
 
-def open_path(path: str) -> int:
+def open_path(path: str, owner: tuple[int, int] = (0, 0)) -> int:
     """A descriptor of a bind's host path, created as a directory if it is missing, as a start would
     create it.
     """
     try:
         with contextlib.suppress(FileExistsError):
-            os.makedirs(path, exist_ok=True)
+            _make_directories(path, owner)
         return os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         raise ServerError(f"mount source '{path}': {(error.strerror or '').lower()}") from error
 
 
-def _ensure_source(point: MountPoint) -> None:
+def _make_directories(path: str, owner: tuple[int, int]) -> None:
+    missing = []
+    if owner != (0, 0):
+        above = path
+        while not os.path.lexists(above):
+            missing.append(above)
+            above = os.path.dirname(above)
+    os.makedirs(path, exist_ok=True)
+    for each in missing:
+        os.chown(each, *owner, follow_symlinks=False)
+
+
+def _ensure_source(point: MountPoint, owner: tuple[int, int]) -> None:
     """A bind's host path, created as a directory if it is missing, as Docker does; its mount gets
     the propagation that the bind requires.
     """
     try:
-        os.makedirs(point.source, exist_ok=True)
+        _make_directories(point.source, owner)
     except FileExistsError:
         pass  # a file, a socket: it is bound as it is
     except OSError as error:

@@ -41,6 +41,7 @@ from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Change, Records
 from engine.system import host_paths
 from engine.system.threads import opened, whole
+from engine.system.user_namespaces import IdMap
 from engine.volumes import local, sources, views
 from engine.volumes.driver import Driver
 from engine.volumes.local import Content, LocalDriver
@@ -96,11 +97,17 @@ class Claim:
 class VolumeStore:
     """All volumes of one engine."""
 
-    def __init__(self, config: Config, records: Records, events: EventLog, plugins: Plugins) -> None:
+    def __init__(
+        self, config: Config, records: Records, events: EventLog, plugins: Plugins, ids: IdMap | None = None
+    ) -> None:
+        """`ids`: of containers in user namespaces, whose root owns new volumes and new sources of
+        binds.
+        """
+        self._owner = (0, 0) if ids is None else ids.root
         self._records = records
         self._table = records.table("volume", VolumeRecord)
         self._events = events
-        self._local = LocalDriver(config.root / "volumes", config.run / "volumes")
+        self._local = LocalDriver(config.root / "volumes", config.run / "volumes", self._owner)
         self._plugins = PluginDrivers(plugins)
         plugins.users.append(self._made_by)
         self._volumes: dict[str, VolumeRecord] = {}
@@ -515,7 +522,7 @@ class VolumeStore:
         to_place: dict[str, Content] = {}
         try:
             if binds := [point for point in points if not isinstance(point.name, str)]:
-                await host_paths.run(sources.ensure_sources, binds)
+                await host_paths.run(sources.ensure_sources, binds, self._owner)
             for point in points:
                 if not isinstance(point.name, str):
                     changed.append(point)
@@ -596,7 +603,7 @@ class VolumeStore:
             stack.callback(_close_all, found)
             for point in points:
                 if not isinstance(point.name, str):
-                    found.append((point, await opened(host_paths.run(sources.open_path, point.source))))
+                    found.append((point, await opened(host_paths.run(sources.open_path, point.source, self._owner))))
                     continue
                 record, driver = await self._to_mount(point.name)
                 async with self._lock(record.name):

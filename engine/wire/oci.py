@@ -84,6 +84,14 @@ class Namespace(Object, kw_only=True, frozen=True):
     path: str = ""
 
 
+class IdMapping(Object, kw_only=True, frozen=True):
+    """`size` ids of the container from `container_id` on are the host's from `host_id` on."""
+
+    container_id: int = msgspec.field(name="containerID")
+    host_id: int = msgspec.field(name="hostID")
+    size: int
+
+
 class Device(Object, kw_only=True, frozen=True):
     type: str
     path: str
@@ -163,6 +171,8 @@ class Resources(Object, kw_only=True, frozen=True):
 
 
 class Linux(Object, kw_only=True, frozen=True):
+    uid_mappings: tuple[IdMapping, ...] = ()
+    gid_mappings: tuple[IdMapping, ...] = ()
     namespaces: list[Namespace]
     devices: list[Device] = []
     cgroups_path: str

@@ -388,7 +388,6 @@ def test_a_command_line_that_was_written_for_dockerd() -> None:
     assert found == Config(sockets=("fd://",))
     for flag, words in (
         ("--storage-driver=btrfs", "storage-driver btrfs"),
-        ("--userns-remap=default", "userns-remap default"),
         ("--selinux-enabled", "selinux-enabled true"),
         ("--storage-opt=dm.fs=xfs", "storage-opts"),
     ):

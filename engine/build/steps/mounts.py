@@ -161,10 +161,14 @@ async def open_all(stage: StageBuild, wanted: Wanted, log: Log, borrowed: contex
     return ready
 
 
-async def _source(stage: StageBuild, mount: RunMount, log: Log, borrowed: contextlib.AsyncExitStack) -> int:
-    """A descriptor of the mount's source in the context or in another root."""
+async def _source(
+    stage: StageBuild, mount: RunMount, log: Log, borrowed: contextlib.AsyncExitStack, *, mapped: bool = False
+) -> int:
+    """A descriptor of the mount's source in the context or in another root. `mapped`: of another
+    root, as for `Snapshots.mount`.
+    """
     if mount.from_:
-        root = (await borrowed.enter_async_context(stage.other_root(mount.from_, log))).descriptor
+        root = (await borrowed.enter_async_context(stage.other_root(mount.from_, log, mapped=mapped))).descriptor
     else:
         root = await stage.site.context_directory()
 
@@ -182,9 +186,10 @@ async def _source(stage: StageBuild, mount: RunMount, log: Log, borrowed: contex
 async def _bind(
     stage: StageBuild, mount: RunMount, target: str, log: Log, borrowed: contextlib.AsyncExitStack
 ) -> ExtraMount:
-    source = await _source(stage, mount, log, borrowed)
+    mapped = mount.read_only and bool(mount.from_) and stage.site.parts.containers.parts.defaults.ids is not None
+    source = await _source(stage, mount, log, borrowed, mapped=mapped)
     if mount.read_only:
-        return Bind(destination=target, source=source)
+        return Bind(destination=target, source=source, mapped=mapped)
     directory = await stage.site.scratch_directory(borrowed)
     try:
         copied = await opened(stage.site.parts.images.layers.work(_copied, source, directory))

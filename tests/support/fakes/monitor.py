@@ -224,6 +224,7 @@ class FakeMonitor:
         document: bytes = b"",
         client: Client | None = None,
         namespace: int = -1,
+        owner: tuple[int, int] | None = None,
     ) -> Process:
         host = self.host
         await self._ready()

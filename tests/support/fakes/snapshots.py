@@ -267,7 +267,7 @@ class FakeSnapshots:
         self._runs = set(self.disk.mounted)
         return set(self._runs)
 
-    async def mount(self, key: str) -> None:
+    async def mount(self, key: str, *, mapped: bool = False) -> None:
         async with self._lock(key):
             try:
                 await self.step(f"mount {key}")
@@ -303,7 +303,7 @@ class FakeSnapshots:
             os.close(root)
 
     @contextlib.asynccontextmanager
-    async def opened(self, key: str, *, writable: bool = False) -> AsyncIterator[str]:
+    async def opened(self, key: str, *, writable: bool = False, mapped: bool = False) -> AsyncIterator[str]:
         async with self._lock(key):
             await self.step(f"open {key}")
             self._mount(key)
@@ -314,7 +314,7 @@ class FakeSnapshots:
             self._opened -= Counter([key])
             self._close(key)
 
-    async def open_content(self, chain_id: str) -> int:
+    async def open_content(self, chain_id: str, *, mapped: bool = False) -> int:
         layers = [self._path(layer.number) / "diff" for layer in self.chain(chain_id)]
         await self.step("open content")
         path = self.disk.root / "content"
@@ -327,7 +327,7 @@ class FakeSnapshots:
             shutil.rmtree(path)
 
     @contextlib.asynccontextmanager
-    async def content(self, chain_id: str) -> AsyncIterator[int]:
+    async def content(self, chain_id: str, *, mapped: bool = False) -> AsyncIterator[int]:
         opened = await self.open_content(chain_id)
         try:
             yield opened

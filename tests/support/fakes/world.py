@@ -39,6 +39,7 @@ from engine.runtime.runtimes import Runtimes
 from engine.storage.records import Change, Table
 from engine.storage.snapshots import Ingest, Usage
 from engine.system import host_paths
+from engine.wire import oci
 from engine.wire.containers import (
     Config,
     CreateBody,
@@ -164,7 +165,7 @@ class Snapshots:
     def chain(self, parent: str | None) -> list[Any]:
         return []
 
-    async def mount(self, key: str) -> None:
+    async def mount(self, key: str, *, mapped: bool = False) -> None:
         if key not in self.world.layers:
             raise NotFound(f"No such snapshot: {key}")
         await self.world.point("mount root")
@@ -588,7 +589,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 
     monkeypatch.setattr(asyncio, "to_thread", inline)
     monkeypatch.setattr(host_paths, "run", inline)
-    monkeypatch.setattr(bundle, "write", lambda *_: [])
+    monkeypatch.setattr(bundle, "write", lambda *_: bundle.Written(oci.User(), []))
     monkeypatch.setattr(bundle, "write_network_files", lambda *_: None)
     for name in ("engine.system.detached_mounts.make_private", "engine.containers.sharing.sweep"):
         monkeypatch.setattr(name, lambda *_: None)

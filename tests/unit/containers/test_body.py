@@ -342,3 +342,18 @@ def test_links() -> None:
     assert rules.parse_link("web") == rules.Link("web", "web")
     assert rules.parse_link("/web:/me/db") == rules.Link("web", "db")
     assert rules.parse_link("db:/mysql") == rules.Link("db", "mysql")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"Privileged": True}, "privileged mode is incompatible with user namespaces.  You must run the container in "),
+        ({"NetworkMode": "host"}, "cannot share the host's network namespace when user namespaces are enabled"),
+        ({"PidMode": "host"}, "cannot share the host PID namespace when user namespaces are enabled"),
+    ],
+)
+def test_what_a_user_namespace_excludes_in_dockers_words(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        rules.check_remapped(host(**fields).host_config)
+    assert caught.value.message.startswith(words)
+    rules.check_remapped(host(IpcMode="host", UTSMode="host", ReadonlyRootfs=True).host_config)

@@ -80,7 +80,9 @@ def test_a_failure_releases_them(missing: str) -> None:
 def test_a_container_without_them_opens_nothing() -> None:
     async def main() -> None:
         plain: Any = None
-        async with image_mounts.opened(ContainerRecord(**{**_fields(), "image_mounts": ()}), plain) as found:
+        async with image_mounts.opened(
+            ContainerRecord(**{**_fields(), "image_mounts": ()}), plain, mapped=False
+        ) as found:
             assert found == []
 
     asyncio.run(main())

@@ -17,6 +17,7 @@ from engine.runtime import capabilities, seccomp
 from engine.runtime.cgroups import Cgroups, Support
 from engine.runtime.oci import SECCOMP_PROGRAM, Runtime
 from engine.runtime.users import Identity
+from engine.system.user_namespaces import IdMap, Range
 from engine.wire import oci
 from engine.wire.containers import Config, DeviceMapping, HostConfig, MountPoint, ThrottleDevice, Ulimit, WeightDevice
 from engine.wire.exec import ExecCreate
@@ -591,3 +592,50 @@ def test_the_parent_of_the_cgroup() -> None:
     assert spec.build(record(), place()).linux.cgroups_path == f"/engined/{ID}"
     assert spec.build(operators, place()).linux.cgroups_path == f"/by/default/{ID}"
     assert spec.build(own, place()).linux.cgroups_path == f"/own/{ID}"
+
+
+IDS = IdMap(uids=(Range(0, 100_000, 1000), Range(1000, 300_000, 5)), gids=(Range(0, 200_000, 1000),))
+
+
+def remapped(at: spec.Place, **host: Any) -> Any:
+    return msgspec.json.decode(oci.encode(spec.build(msgspec.structs.replace(record(**host), ids=IDS), at)))
+
+
+def test_a_user_namespace() -> None:
+    document = remapped(place(network="/net", user="/user"))
+    assert namespaces_of(document)["user"] == "/user"
+    assert document["linux"]["uidMappings"] == [
+        {"containerID": 0, "hostID": 100_000, "size": 1000},
+        {"containerID": 1000, "hostID": 300_000, "size": 5},
+    ]
+    assert document["linux"]["gidMappings"] == [{"containerID": 0, "hostID": 200_000, "size": 1000}]
+    assert namespaces_of(remapped(place()))["user"] == ""
+    plain = built()
+    assert "user" not in namespaces_of(plain)
+    assert "uidMappings" not in plain["linux"]
+
+
+def test_what_the_root_of_a_user_namespace_may_not_set() -> None:
+    """Groups that it does not have, and the queues of an IPC namespace of others."""
+    assert "net.ipv4.ping_group_range" in built()["linux"]["sysctl"]
+    settings = remapped(place())["linux"]["sysctl"]
+    assert "net.ipv4.ping_group_range" not in settings
+    assert settings["net.ipv4.ip_unprivileged_port_start"] == "0"
+    queues = mounts_of(remapped(place(), ipc_mode="host")).get("/dev/mqueue")
+    assert queues is None or queues["type"] == "bind"
+    assert mounts_of(remapped(place()))["/dev/mqueue"]["type"] == "mqueue"
+
+
+@pytest.mark.parametrize(
+    ("identity", "words"),
+    [
+        (Identity(1005, 0, (0,), "/"), "uid 1005 cannot be mapped to a host ID"),
+        (Identity(0, 1000, (1000,), "/"), "gid 1000 cannot be mapped to a host ID"),
+        (Identity(0, 0, (0, 4000), "/"), "gid 4000 cannot be mapped to a host ID"),
+    ],
+)
+def test_a_user_beyond_the_ids_of_its_namespace(identity: Identity, words: str) -> None:
+    with pytest.raises(InvalidParameter, match=words):
+        remapped(place(identity=identity))
+    with pytest.raises(InvalidParameter, match=words):
+        spec.exec_process(msgspec.structs.replace(record(), ids=IDS), ExecCreate(cmd=["x"]), identity)

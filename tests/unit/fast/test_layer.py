@@ -19,6 +19,7 @@ import tarfile
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -597,12 +598,13 @@ def put(
     *,
     keep_kinds: bool = False,
     owner: tuple[int, int] | None = None,
+    ids: Any = None,
 ) -> None:
     """As `Playground.apply`, for `unpack`."""
     descriptor = os.open(play.root, os.O_RDONLY)
     source = io.BytesIO(data if isinstance(data, bytes) else tar(data))
     try:
-        layer.unpack(source, descriptor, at, keep_kinds=keep_kinds, owner=owner)
+        layer.unpack(source, descriptor, at, keep_kinds=keep_kinds, owner=owner, ids=ids)
     finally:
         os.close(descriptor)
         assert play._outside() == play._before
@@ -639,6 +641,23 @@ def test_unpack_for_one_owner(play: Playground) -> None:
     assert os.lstat(play.root / "in").st_uid == 0
     put(play, [Node("high", b"x")], owner=(2**32 - 2, 2**31))
     assert os.lstat(play.root / "high").st_uid == 2**32 - 2
+
+
+def test_unpack_for_a_user_namespace(play: Playground) -> None:
+    """Each owner becomes its id on the host; one that has none ends the extraction."""
+    ids = (((0, 100_000, 1000), (1000, 500_000, 1)), ((0, 200_000, 10),))
+    nodes = [directory("d", uid=3, gid=9), Node("d/file", b"x"), symlink("d/link", "file"), Node("last", uid=1000)]
+    put(play, nodes, ids=ids)
+    wanted = {"d": (100_003, 200_009), "d/file": (100_000, 200_000), "d/link": (100_000, 200_000)}
+    for name, owner in (wanted | {"last": (500_000, 200_000)}).items():
+        found = os.lstat(play.root / name)
+        assert (found.st_uid, found.st_gid) == owner, name
+    put(play, [Node("of the user", b"x", uid=7)], owner=(5, 6), ids=ids)
+    assert os.lstat(play.root / "of the user").st_uid == 100_005
+    for uid, gid in ((1001, 0), (0, 10), (2**32 - 2, 0)):
+        with pytest.raises(ArchiveError, match="its owner has no id on the host: foreign"):
+            put(play, [Node("foreign", b"x", uid=uid, gid=gid)], ids=ids)
+        assert not (play.root / "foreign").exists()
 
 
 def test_unpack_replaces_links_and_follows_those_in_the_way(play: Playground) -> None:

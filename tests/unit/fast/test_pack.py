@@ -11,6 +11,7 @@ import stat
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from tests.support.images.trees import snapshot
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
-def packed(path: Path, name: bytes = b"", *, piece: int = 100_001, top: bool = False, **more: bool) -> bytes:
+def packed(path: Path, name: bytes = b"", *, piece: int = 100_001, top: bool = False, **more: Any) -> bytes:
     descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     try:
         packer = pack.Packer(descriptor, name, top=top, **more)
@@ -281,3 +282,24 @@ def test_mount_points_of_the_runtime_are_nobodys(tmp_path: Path) -> None:
     (upper / "etc" / "hosts").write_bytes(b"content")
     with tarfile.open(fileobj=io.BytesIO(packed(upper, layer=True))) as opened:
         assert opened.getnames() == ["etc", "etc/hosts", "etc/x", "proc", "proc/mine"]
+
+
+def test_ids_of_a_user_namespace(tmp_path: Path) -> None:
+    """Translated by ranges; one outside of all ranges becomes 65534, as the kernel shows it."""
+    ids = (((100_000, 0, 1000), (500_000, 1000, 1)), ((200_000, 0, 10),))
+    owners = {
+        "first": ((100_000, 200_000), (0, 0)),
+        "last": ((100_999, 200_009), (999, 9)),
+        "second": ((500_000, 200_001), (1000, 1)),
+        "below": ((99_999, 199_999), (65534, 65534)),
+        "above": ((101_000, 200_010), (65534, 65534)),
+        "high": ((2**32 - 2, 2**32 - 2), (65534, 65534)),
+    }
+    for name, (owner, _) in owners.items():
+        (tmp_path / name).touch()
+        os.chown(tmp_path / name, *owner)
+    with tarfile.open(fileobj=io.BytesIO(packed(tmp_path, ids=ids))) as archive:
+        found = {member.name: (member.uid, member.gid) for member in archive}
+    assert found == {name: shown for name, (_, shown) in owners.items()}
+    with pytest.raises(TypeError):
+        packed(tmp_path, ids=((1, 2), ()))

@@ -95,6 +95,13 @@ def test_orders_of_the_previous_protocol(order: messages.Order, golden: str) -> 
     assert previous.decode_order(bytes.fromhex(golden)) == order
 
 
+def test_a_process_in_a_user_namespace_needs_a_monitor_of_this_version() -> None:
+    run = messages.Run(1, "k", ("crun",), "/", owner=(100_000, 200_000))
+    assert messages.decode_order(messages.encode(run)) == run
+    with pytest.raises(ValueError, match="a monitor of protocol 3 cannot run processes in user namespaces"):
+        previous.encode(run)
+
+
 @pytest.mark.parametrize(("report", "golden"), list(zip(REPORTS, protocol3.REPORTS, strict=True)), ids=named)
 def test_reports_of_the_previous_protocol(report: messages.Report, golden: str) -> None:
     assert previous.encode(report) == bytes.fromhex(golden)

@@ -132,7 +132,7 @@ class Host:
             namespace, name = self.ends.pop(end)
             del self.namespaces[namespace][name]
 
-    def _empty(self) -> int:
+    def _empty(self, *_: object) -> int:
         self.step("empty")
         return self.namespace()
 

@@ -1,0 +1,37 @@
+"""Maps of ids. Namespaces that have them: tests/system/test_user_namespaces.py."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import InvalidParameter
+from engine.system.user_namespaces import OVERFLOW, IdMap, Range
+
+MAP = IdMap(uids=(Range(0, 100_000, 10), Range(10, 500_000, 5)), gids=(Range(0, 200_000, 3),))
+
+
+def test_ids_and_their_counterparts() -> None:
+    assert MAP.root == (100_000, 200_000)
+    assert MAP.outside(9, 2) == (100_009, 200_002)
+    assert MAP.outside(10, 3) == (500_000, OVERFLOW)
+    assert MAP.outside(15, 0) == (OVERFLOW, 200_000)
+
+
+@given(st.integers(0, 20), st.integers(0, 20))
+def test_both_directions_are_each_others_reverse(uid: int, gid: int) -> None:
+    for inner, outer in zip(MAP.inward, MAP.outward, strict=True):
+        assert [(there, here, count) for here, there, count in inner] == list(outer)
+    out = MAP.outside(uid, gid)
+    for number, found, ranges in ((uid, out[0], MAP.inward[0]), (gid, out[1], MAP.inward[1])):
+        back = [inside + found - begin for begin, inside, count in ranges if begin <= found < begin + count]
+        assert back == ([number] if found != OVERFLOW else [])
+
+
+def test_ids_without_a_counterpart_are_refused() -> None:
+    MAP.check((0, 14), (0, 2))
+    with pytest.raises(InvalidParameter, match="uid 15 cannot be mapped to a host ID: user namespaces have 15 uids"):
+        MAP.check((0, 15), ())
+    with pytest.raises(InvalidParameter, match="gid 3 cannot be mapped to a host ID: user namespaces have 3 gids"):
+        MAP.check((), (0, 3))
