@@ -288,6 +288,10 @@ RUN --mount=type=cache,target=/c --mount=type=bind,source=file,target=/b --mount
     --mount=type=bind,rw,source=.,target=/w --mount=type=tmpfs,target=/t \
     {SHOW}/c /b /o/own /w/file /copied /from && touch /c/x /w/x /t/x
 RUN --mount=type=cache,target=/c {SHOW}/c/x
+RUN <<EOT
+#!/bin/sh
+echo a script of $(id -u)
+EOT
 """
 
 
@@ -303,7 +307,7 @@ def test_builds_commits_and_images_as_mounts(engine: TempEngine, tmp_path: Path)
     )
     assert done.returncode == 0, done
     lines = done.stdout.split("\n")
-    shown = ["/c 0:0", "/b 0:0", "/o/own 3:4", "/w/file 0:0", "/copied 5:6", "/from 3:4", "/c/x 0:0"]
+    shown = ["/c 0:0", "/b 0:0", "/o/own 3:4", "/w/file 0:0", "/copied 5:6", "/from 3:4", "/c/x 0:0", "a script of 0"]
     assert [line for line in lines if line in shown] == shown, done.stdout
     assert any(re.fullmatch(rf" +0 +{UID} +{COUNT}", line) for line in lines)
     try:
