@@ -114,15 +114,16 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class _Opened:
     """A mounted snapshot. `users`: calls that access it now. `runs`: a container runs on it.
-    `mapped`: with mapped ids.
+    `mapped`: with mapped ids. `adopted`: mounted by an earlier daemon, perhaps with another map.
     """
 
-    __slots__ = ("left", "mapped", "path", "read_only", "root", "runs", "timer", "users")
+    __slots__ = ("adopted", "left", "mapped", "path", "read_only", "root", "runs", "timer", "users")
 
     def __init__(self, path: str, *, runs: bool = False) -> None:
         """`path`: the mount's path in the namespace, for its threads."""
         self.path = path
         self.mapped = path.endswith(_WITH_IDS)
+        self.adopted = runs
         self.root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         """A descriptor of the mount's root, valid in any thread."""
         self.read_only = bool(os.fstatvfs(self.root).f_flag & os.ST_RDONLY)
@@ -490,7 +491,7 @@ class OverlaySnapshots:
         The caller holds the lock, and counts itself as a user before it releases the lock.
         """
         opened = self._opened.get(key)
-        if opened is not None and opened.mapped != mapped and not opened.runs:
+        if opened is not None and not opened.runs and (opened.mapped != mapped or (mapped and opened.adopted)):
             await self._close_idle(key)
             opened = None
         if opened is not None and writable and opened.read_only:  # there may be space by now

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
@@ -83,15 +84,24 @@ class IdMap(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     def namespace(self) -> int:
         """A descriptor (CLOEXEC) of a new user namespace with this map."""
-        return spawn.user_namespace(_text(self.uids), _text(self.gids))[0]
+        return self._made(network=False)[0]
 
     def network(self) -> int:
         """A descriptor (CLOEXEC) of a new network namespace, whose owner is a new user namespace
         with this map (`owner`).
         """
-        user, network = spawn.user_namespace(_text(self.uids), _text(self.gids), True)
+        user, network = self._made(network=True)
         os.close(user)
         return network
+
+    def _made(self, *, network: bool) -> tuple[int, int]:
+        try:
+            return spawn.user_namespace(_text(self.uids), _text(self.gids), network)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EUSERS):
+                raise
+            limits = "user.max_user_namespaces or user.max_net_namespaces"
+            raise OSError(error.errno, f"the limit of user namespaces is reached: {limits}") from error
 
 
 def _plain(each: Range) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ import pwd
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -502,6 +503,27 @@ def test_namespaces_of_a_map() -> None:
             os.close(descriptor)
     with pytest.raises(OSError, match="Invalid argument"):
         IdMap(uids=(Range(0, 0, 0),), gids=(Range(0, 0, 1),)).namespace()
+
+
+def test_the_limit_of_user_namespaces_is_named() -> None:
+    """In a namespace whose own limit is 0: such limits are those of each namespace."""
+    program = """
+from engine.system.user_namespaces import IdMap, Range
+for make in (IdMap.namespace, IdMap.network):
+    try:
+        make(IdMap(uids=(Range(0, 0, 1),), gids=(Range(0, 0, 1),)))
+    except OSError as error:
+        print(error.strerror)
+"""
+    shell = 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"'
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "sh", "-c", shell, "sh", sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words = "the limit of user namespaces is reached: user.max_user_namespaces or user.max_net_namespaces"
+    assert done.stdout.splitlines() == [words, words]
 
 
 def test_files_of_another_user(tmp_path: Path) -> None:
