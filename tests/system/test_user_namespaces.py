@@ -21,6 +21,8 @@ import pytest
 
 from engine.system import namespaces, user_namespaces
 from engine.system.user_namespaces import IdMap, Range
+from tests.support import PATIENCE
+from tests.support.engine import client
 from tests.support.engine.harness import TempEngine, until
 
 USER = pwd.getpwuid(1).pw_name
@@ -393,6 +395,35 @@ def test_another_range_and_none_on_the_same_files(tmp_path: Path) -> None:
         engine.docker("restart", "-t", "0", container)
         until("the host's ids", lambda: engine.docker(*show).out.split()[1] == "0")
         assert "/f 5:6" in engine.docker(*show).out
+
+
+def test_a_mount_of_another_range_is_not_used_again(tmp_path: Path) -> None:
+    """A client still reads from a container whose run has ended; the next one has other ids."""
+    with remapped(tmp_path) as engine:
+        engine.load_busybox()
+        made = "dd if=/dev/zero of=/big bs=1M count=40 2>/dev/null; touch /f && chown 5:6 /f && sleep 1000"
+        container = engine.docker("run", "-d", "busybox", "sh", "-c", made).line
+        show = ("exec", container, "sh", "-c", f"cat /proc/self/uid_map; {SHOW}/f")
+        until("its files", lambda: "/f 5:6" in engine.docker(*show, status=None).out)
+        before = engine.inspect(container)["State"]["Pid"]
+        engine.terminate()
+        engine.within = within(tmp_path, OTHER, OTHER)
+        engine.start()
+        with client.connect(engine.socket, 60) as stream:
+            request = (
+                f"GET /v1.40/containers/{container}/archive?path=/big HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            )
+            stream.sendall(request.encode())
+            assert stream.recv(12) == b"HTTP/1.1 200"
+            restart = engine.popen("restart", "-t", "0", container)
+            until("its end", lambda: engine.inspect(container)["State"]["Pid"] != before)
+            while stream.recv(1 << 20):
+                pass
+        assert restart.wait(60 * PATIENCE) == 0, restart.communicate()
+        until(
+            "its ids",
+            lambda: engine.docker(*show, status=None).out.split() == ["0", str(OTHER), str(COUNT), "/f", "5:6"],
+        )
 
 
 def test_a_kill_of_daemon_and_monitor(tmp_path: Path) -> None:
