@@ -21,6 +21,7 @@ async def open_session(engine: Engine, request: Request) -> HijackReply:
         headers.get("x-docker-expose-session-uuid"),
         headers.get("x-docker-expose-session-sharedkey"),
         headers.get_all("x-docker-expose-session-grpc-method"),
+        request.peer,
     )
     hijack = await request.hijack("", H2C)
     descriptor = hijack.descriptor()
@@ -38,7 +39,7 @@ async def serve_buildkit(engine: Engine, request: Request) -> HijackReply:
     hijack = await request.hijack("", H2C)
     descriptor = hijack.descriptor()
     try:
-        await control.serve(descriptor, hijack.head, hijack.early)
+        await control.serve(descriptor, hijack.head, hijack.early, request.peer)
     except OSError as error:
         raise InvalidParameter(f"{request.path}: {words(error)}") from error
     return hijack.release()

@@ -4,7 +4,7 @@ A build opens its context, reads the whole Dockerfile, and only then pulls or ru
 failure before its first output is raised before the first message, so that the client gets it as an
 HTTP error.
 
-Owns:    the build cache, the directories of cache mounts, steps under way.
+Owns:    the build cache, the directories of cache mounts, kept contexts, steps under way.
 Threads: the event loop's.
 Raises:  InvalidParameter for a bad context or Dockerfile; StepFailed, EngineError of a step.
 Not here: one build (`build.py`), what the cache keeps (`cache.py`, `prune.py`).
@@ -34,6 +34,7 @@ from engine.build.dockerfile.scope import Platforms
 from engine.build.dockerfile.walk import Base, Walk
 from engine.build.errors import AtLine
 from engine.build.git import Checkout
+from engine.build.kept import KeptContexts
 from engine.build.options import Options, PruneOptions, context_key
 from engine.build.output import Log
 from engine.build.parts import Parts
@@ -85,6 +86,7 @@ class Builder:
             events=events,
             cache=Cache(records, images),
             caches=Caches(config.root),
+            contexts=KeptContexts(config.root, images.temporary),
             shared=SharedSteps(images.temporary),
             sessions=sessions,
         )
@@ -94,12 +96,17 @@ class Builder:
     def open(self) -> None:
         """Begin to remove what a crash has left."""
         self._parts.cache.open()
-        self._sweeping = spawn(self._parts.caches.sweep(), "removing the rest of build caches")
+        self._sweeping = spawn(self._sweep(), "removing the rest of build caches and contexts")
+
+    async def _sweep(self) -> None:
+        await self._parts.contexts.sweep()
+        await self._parts.caches.sweep()
 
     async def close(self) -> None:
         """Write what the cache has not written yet."""
         if self._sweeping is not None:
             await cancelled(self._sweeping)
+        await self._parts.contexts.close()
         await self._parts.cache.close()
 
     def build(self, body: AsyncIterator[bytes], options: Options) -> AsyncGenerator[Report, None]:
@@ -283,6 +290,11 @@ class Builder:
         return calls.Answer(await asyncio.to_thread(calls.lint, raw, filename, findings))
 
     # --- the cache --------------------------------------------------------------------------------
+
+    @property
+    def contexts(self) -> KeptContexts:
+        """Contents of clients' directories."""
+        return self._parts.contexts
 
     async def usage(self) -> list[prune.Entry]:
         """Everything in the cache, the least recently used first."""

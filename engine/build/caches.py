@@ -51,9 +51,9 @@ class Caches:
     def __init__(self, root: Path) -> None:
         self._directory = root / "build" / "caches"
         self._users: Counter[str] = Counter()
-        self._locked: dict[str, _Lock] = {}
+        self._locked: dict[str, NamedLock] = {}
         """Caches that one step at a time uses."""
-        self._changing: dict[str, _Lock] = {}
+        self._changing: dict[str, NamedLock] = {}
         """Directories that are made or removed."""
 
     @contextlib.asynccontextmanager
@@ -63,7 +63,7 @@ class Caches:
         """
         async with contextlib.AsyncExitStack() as stack:
             for name in sorted({_name(each) for each in cache_ids}):
-                await stack.enter_async_context(_lock(self._locked, name))
+                await stack.enter_async_context(named_lock(self._locked, name))
             yield
 
     @contextlib.asynccontextmanager
@@ -83,7 +83,7 @@ class Caches:
         self._users[name] += 1
         try:
             try:
-                async with _lock(self._changing, name):
+                async with named_lock(self._changing, name):
                     path = await uninterrupted(asyncio.to_thread(self._opened, name, cache_id, fill, mode))
             except OSError as error:
                 raise ServerError(f"cache mount {cache_id}: {reason_with_file(error)}") from error
@@ -138,7 +138,7 @@ class Caches:
 
     async def remove(self, name: str) -> bool:
         """Remove a cache. False when a step uses it."""
-        async with _lock(self._changing, name):
+        async with named_lock(self._changing, name):
             if name in self._users:
                 return False
             await uninterrupted(asyncio.to_thread(self._removed, name))
@@ -159,18 +159,20 @@ class Caches:
             return
         for entry in entries:
             if entry.startswith("."):
-                async with _lock(self._changing, entry[1:].removesuffix(_GONE)):
+                async with named_lock(self._changing, entry[1:].removesuffix(_GONE)):
                     await uninterrupted(asyncio.to_thread(files.remove_tree, self._directory / entry))
 
 
-class _Lock(asyncio.Lock):
+class NamedLock(asyncio.Lock):
+    """See `named_lock`."""
+
     users = 0
 
 
 @contextlib.asynccontextmanager
-async def _lock(locks: dict[str, _Lock], name: str) -> AsyncIterator[None]:
+async def named_lock(locks: dict[str, NamedLock], name: str) -> AsyncIterator[None]:
     """Holds the lock of that name, which exists while a task holds it or waits for it."""
-    lock = locks.setdefault(name, _Lock())
+    lock = locks.setdefault(name, NamedLock())
     lock.users += 1
     try:
         async with lock:
@@ -185,4 +187,4 @@ def _name(cache_id: str) -> str:
     return hashlib.sha256(os.fsencode(cache_id)).hexdigest()[:32]
 
 
-__all__ = ["CacheDirectory", "Caches"]
+__all__ = ["CacheDirectory", "Caches", "NamedLock", "named_lock"]

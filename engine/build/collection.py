@@ -1,9 +1,9 @@
 """Garbage collection of the build cache: policies, and the background task after builds.
 
 Each policy in turn removes what it chooses until the cache is as small as it says. Without policies
-in the configuration they are dockerd's: files of cache mounts that were not used for two days, then
-what was not used for 60 days, then what no image needs, then everything, the last three within the
-same limits.
+in the configuration they are dockerd's: kept contexts and files of cache mounts that were not used
+for two days, then what was not used for 60 days, then what no image needs, then everything, the
+last three within the same limits.
 
 Owns:    the task. Threads: the event loop's; file systems are asked in threads.
 Not here: the choice of records, and their removal (`prune.py`), which leaves alone what a running
@@ -53,7 +53,7 @@ def policies(config: Config, disk: int) -> list[CachePolicy]:
     limits = CachePolicy(reserved=reserved, max_used=used, min_free=free)
     mounts = max(LEAST_MOUNTS, int(reserved * MOUNTS_SHARE))
     return [
-        CachePolicy(unused_for=2 * DAY, filters={"type": (prune.CACHE_MOUNT,)}, max_used=mounts),
+        CachePolicy(unused_for=2 * DAY, filters={"type": (prune.CONTEXT, prune.CACHE_MOUNT)}, max_used=mounts),
         limits._replace(unused_for=60 * DAY),
         limits,
         limits._replace(all=True),
@@ -116,7 +116,7 @@ class Collector:
         if now >= self._next_walk:
             self._next_walk = now + WALK_EVERY
             self._mounts = await prune.mounts(parts)
-        known = [*self._mounts, *await prune.steps(parts)]
+        known = [*self._mounts, *prune.contexts(parts), *await prune.steps(parts)]
         if not await prune.is_due(parts, chosen, known):
             return
         report = await prune.prune(parts, chosen)

@@ -19,9 +19,9 @@ import hashlib
 import os
 import posixpath
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from engine._fast import members as _members
 from engine._fast.tar import ArchiveError
@@ -50,6 +50,9 @@ MAX_MEMBERS = 500_000
 """Entries of a context, with the directories above them."""
 MAX_INDEX = 256 << 20
 """Bytes of memory that the index of one context may take, roughly."""
+
+OFFSET_BITS = 48
+"""Bits of an entry's inode that are the offset of its content."""
 
 _ENTRY = 300
 """Bytes of memory of an entry, without its names and attributes."""
@@ -278,14 +281,36 @@ class _Sparse:
         pass
 
 
+class Stored(NamedTuple):
+    """Where a content is: a range of a file."""
+
+    descriptor: int
+    offset: int
+    size: int
+    extents: bytes | None = None
+    """The map of a sparse file."""
+
+
 class Context:
     """A received context (`trees.Tree`)."""
 
     where = "file not found in build context or excluded by .dockerignore: stat "
 
-    def __init__(self, spool: int, size: int, index: Index) -> None:
-        self.descriptor = spool
-        """The file with the archive, uncompressed."""
+    def __init__(
+        self,
+        spool: int,
+        size: int,
+        index: Index,
+        others: Sequence[int] = (),
+        *,
+        closed: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`spool`: the file with the archive, uncompressed. `others`: files with more contents; the
+        inode of an entry has the number of its file above OFFSET_BITS, and the spool is number 0.
+        `closed`: is called by `close`.
+        """
+        self._files = [spool, *others]
+        self._closed = closed
         self.size = size
         self._index = index
 
@@ -328,46 +353,52 @@ class Context:
     def read(self, path: str, limit: int) -> bytes:
         return read_regular(self, path, limit)
 
-    def stored(self, entry: Entry) -> tuple[int, int, bytes | None]:
-        """Offset and size of a regular file's content in `descriptor`, and the map of a sparse
-        file.
-        """
+    def stored(self, entry: Entry) -> Stored:
+        """Where a regular file's content is."""
+        descriptor, offset = self._files[entry.inode >> OFFSET_BITS], entry.inode & (1 << OFFSET_BITS) - 1
         if entry.inode in self._index.sparse:
             extents, size = self._index.sparse[entry.inode]
-            return entry.inode, size, extents
-        return entry.inode, entry.size, None
+            return Stored(descriptor, offset, size, extents)
+        return Stored(descriptor, offset, entry.size)
 
     def reader(self, entry: Entry) -> File:
-        offset, size, extents = self.stored(entry)
+        descriptor, offset, size, extents = self.stored(entry)
         if extents is not None:
-            return _Sparse(self.descriptor, offset, entry.size, extents)
-        return _Range(self.descriptor, offset, size)
+            return _Sparse(descriptor, offset, entry.size, extents)
+        return _Range(descriptor, offset, size)
 
     def digest(self, entry: Entry) -> bytes:
         if not entry.size:
             return _EMPTY
         digests = self._index.digests
         if entry.inode not in digests:
+            descriptor, offset, _, _ = self.stored(entry)
             try:
-                digests[entry.inode] = digest_of(self.descriptor, entry.inode, entry.size)
+                digests[entry.inode] = digest_of(descriptor, offset, entry.size)
             except OSError as error:
                 raise ServerError(f"{entry.path}: {reason(error)}") from error
         return digests[entry.inode]
 
     async def close(self) -> None:
-        """Free the file. Readers must be closed. Idempotent.
+        """Free the files. Readers must be closed. Idempotent.
 
-        The kernel drops pages that it has not written yet, so close a context before the disk is
-        synchronized. Pages that it is writing now take as long as the disk needs; after `_CLOSING`
-        seconds that goes on without the caller.
+        The kernel drops pages of an unnamed file that it has not written yet, so close a context
+        before the disk is synchronized. Pages that it is writing now take as long as the disk
+        needs; after `_CLOSING` seconds that goes on without the caller.
         """
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor < 0:
+        descriptors, self._files = self._files, []
+        if not descriptors:
             return
+
+        def close() -> None:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+        self._closed()
         try:
-            closing = in_own_thread(lambda: os.close(descriptor))
+            closing = in_own_thread(close)
         except ServerError:  # the host allows no more threads
-            os.close(descriptor)
+            close()
             return
         closing.add_done_callback(lambda done: done.exception())
         await asyncio.wait([closing], timeout=_CLOSING)
@@ -418,6 +449,12 @@ async def receive(
     finally:
         if context is None:
             await uninterrupted(asyncio.to_thread(os.close, spool))
+
+
+def room(descriptor: int) -> int:
+    """The bytes that contexts may still take on the disk of a file. Blocking."""
+    found = os.fstatvfs(descriptor)
+    return found.f_bavail * found.f_frsize - min(_RESERVE, found.f_blocks * found.f_frsize // 20)
 
 
 class _Source(Protocol):
@@ -501,7 +538,7 @@ class _Receiving:
         source: _Source = Inflated(self._feed, kind) if kind else self._feed
         reader: Helper[None] | None = None
         at = 0
-        limit = self._room()
+        limit = room(self._spool)
         try:
             with memoryview(bytearray(_BUFFER)) as buffer:
                 while got := source.readinto(buffer):
@@ -527,10 +564,6 @@ class _Receiving:
         if self._failure is not None:
             raise self._failure
         return at
-
-    def _room(self) -> int:
-        found = os.fstatvfs(self._spool)
-        return found.f_bavail * found.f_frsize - min(_RESERVE, found.f_blocks * found.f_frsize // 20)
 
     def _write(self, data: memoryview, at: int) -> None:
         # Zeros become holes, so a decompression bomb of zeros takes no space.
@@ -569,4 +602,4 @@ def of_directory(root: int, dockerfile: str) -> DirectoryTree:
     return tree
 
 
-__all__ = ["Context", "Index", "of_directory", "receive"]
+__all__ = ["OFFSET_BITS", "Context", "Index", "Stored", "of_directory", "receive", "room"]

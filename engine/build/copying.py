@@ -675,9 +675,9 @@ class Stream:
                 self._assembly.entry(raw, _HARD_LINK, mode, uid, gid, mtime, 0, first)
                 return
         if isinstance(tree, Context) and entry.size:
-            offset, stored, extents = tree.stored(entry)
+            descriptor, offset, stored, extents = tree.stored(entry)
             self._assembly.entry(raw, FILE, mode, uid, gid, mtime, entry.size, b"", entry.xattrs, 0, 0, extents, stored)
-            self._assembly.range(tree.descriptor, offset, stored)
+            self._assembly.range(descriptor, offset, stored)
             return
         self._assembly.entry(raw, FILE, mode, uid, gid, mtime, entry.size, b"", entry.xattrs)
         if isinstance(tree, DirectoryTree):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from engine.build.buildkit.session import Sessions
 from engine.build.cache import Cache
 from engine.build.caches import Caches
+from engine.build.kept import KeptContexts
 from engine.build.sharing import SharedSteps
 from engine.config import Config
 from engine.containers.containers import Containers
@@ -30,6 +31,7 @@ class Parts:
     events: EventLog
     cache: Cache
     caches: Caches
+    contexts: KeptContexts
     shared: SharedSteps
     sessions: Sessions
     running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL))

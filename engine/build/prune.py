@@ -25,8 +25,8 @@ from engine.build.parts import Parts
 from engine.images.record import ImageRecord
 from engine.wire.build import PruneReport
 
-STEP, CACHE_MOUNT = "regular", "exec.cachemount"
-"""BuildKit's names of the two types of records."""
+STEP, CACHE_MOUNT, CONTEXT = "regular", "exec.cachemount", "source.local"
+"""BuildKit's names of the types of records."""
 
 
 class Entry(NamedTuple):
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
 async def entries(parts: Parts) -> list[Entry]:
     """Everything in the cache, the least recently used first."""
-    found = [*await steps(parts), *await mounts(parts)]
+    found = [*await steps(parts), *await mounts(parts), *contexts(parts)]
     return sorted(found, key=lambda each: each.used)
 
 
@@ -64,6 +64,18 @@ async def mounts(parts: Parts) -> list[Entry]:
             shared=False,
         )
         for cache in await parts.images.layers.work(parts.caches.all)
+    ]
+
+
+def contexts(parts: Parts) -> list[Entry]:
+    """The kept contexts of clients."""
+    return [
+        Entry(
+            *(kept.key, "", CONTEXT, kept.what, kept.size, kept.used, kept.used, 0),
+            in_use=kept.in_use,
+            shared=False,
+        )
+        for kept in parts.contexts.all()
     ]
 
 
@@ -175,6 +187,8 @@ async def _remove(parts: Parts, entry: Entry) -> bool:
         return False
     if entry.type == CACHE_MOUNT:
         return await parts.caches.remove(entry.id)
+    if entry.type == CONTEXT:
+        return await parts.contexts.remove(entry.id)
     step = parts.cache.get(entry.id)
     if step is None or not await parts.images.delete_cached(step.image_id):
         return False
@@ -235,4 +249,4 @@ async def is_due(parts: Parts, options: PruneOptions, known: Sequence[Entry]) ->
     return (keep is None or total > keep) and any(_matches(entry, options) and not entry.in_use for entry in known)
 
 
-__all__ = ["CACHE_MOUNT", "STEP", "Entry", "entries", "is_due", "mounts", "prune", "steps"]
+__all__ = ["CACHE_MOUNT", "CONTEXT", "STEP", "Entry", "contexts", "entries", "is_due", "mounts", "prune", "steps"]

@@ -18,7 +18,7 @@ import os
 import posixpath
 import stat
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -228,7 +228,7 @@ def digest_of(descriptor: int, offset: int, size: int) -> bytes:
         stack.callback(deque, left, 0)  # after a failure nothing is left
         while hash_next():
             checkpoint()
-    return hashlib.sha256(b"chunks %d " % size + b"".join(digests[at] for at in begins)).digest()
+    return _of_chunks(size, (digests[at] for at in begins))
 
 
 def _hashed(descriptor: int, offset: int, size: int) -> bytes:
@@ -239,6 +239,42 @@ def _hashed(descriptor: int, offset: int, size: int) -> bytes:
             hashed.update(buffer[:got])
             offset, size = offset + got, size - got
     return hashed.digest()
+
+
+class Hashing:
+    """`digest_of` content that arrives in pieces."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._hashed = hashlib.sha256()
+        self._left = _HASHED
+        """Bytes until the end of a large content's chunk."""
+        self._digests: list[bytes] = []
+
+    def update(self, data: bytes) -> None:
+        """The next piece."""
+        if self._size <= LARGE:
+            self._hashed.update(data)
+            return
+        view = memoryview(data)
+        while view:
+            piece, view = view[: self._left], view[self._left :]
+            self._hashed.update(piece)
+            self._left -= len(piece)
+            if not self._left:
+                self._digests.append(self._hashed.digest())
+                self._hashed, self._left = hashlib.sha256(), _HASHED
+
+    def digest(self) -> bytes:
+        """The digest when all pieces have arrived."""
+        if self._size <= LARGE:
+            return self._hashed.digest()
+        digests = [*self._digests, *([self._hashed.digest()] if self._left < _HASHED else [])]
+        return _of_chunks(self._size, digests)
+
+
+def _of_chunks(size: int, digests: Iterable[bytes]) -> bytes:
+    return hashlib.sha256(b"chunks %d " % size + b"".join(digests)).digest()
 
 
 class _Opened:
@@ -473,6 +509,7 @@ __all__ = [
     "DirectoryTree",
     "Entry",
     "File",
+    "Hashing",
     "MemoryTree",
     "Tree",
     "clean",

@@ -338,6 +338,10 @@ class Link(Protocol):
     def certificate(self) -> Certificate | None:
         """See `Request.certificate`."""
 
+    @property
+    def owner(self) -> str:
+        """See `Request.peer`."""
+
 
 class Authorization(Protocol):
     """The decision about a request, which others than the handler take (`api/authorization.py`)."""
@@ -413,6 +417,11 @@ class Request:
     def certificate(self) -> Certificate | None:
         """The client's certificate. None without TLS."""
         return self._connection.certificate() if self._connection is not None else None
+
+    @property
+    def peer(self) -> str:
+        """The client's process or host: see `peers.owner`."""
+        return self._connection.owner if self._connection is not None else ""
 
     async def hijack(self, content_type: str, protocol: str = "tcp") -> Hijack:
         """Stop reading here: the following bytes are a stream of the given type, or of the protocol

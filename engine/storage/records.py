@@ -13,6 +13,7 @@ ROOT/
   volumes/<name>/_data   named volumes (volumes)
   plugins/<id>/          output, OCI bundle and PropagatedMount of managed plugins (plugins/managed)
   build/caches/<name>/   directories of RUN --mount=type=cache (build/caches.py)
+  build/contexts/<key>/  contents of clients' build contexts (build/kept.py)
   build/history/<name>   logs of builds that have ended (build/buildkit/history.py)
   tmp/                   bodies being received, as unnamed files if the file system has O_TMPFILE;
                          emptied at start

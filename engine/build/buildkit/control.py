@@ -71,7 +71,7 @@ from engine.build.buildkit.progress import CANCELED, Progress, Steps
 from engine.build.buildkit.session import Sessions
 from engine.build.errors import AtLine, StepFailed
 from engine.build.options import PruneOptions
-from engine.build.prune import Entry
+from engine.build.prune import CONTEXT, Entry
 from engine.build.reports import CheckWarning
 from engine.config.cache import CachePolicy
 from engine.errors import BUG, Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
@@ -189,8 +189,10 @@ class Control:
             **self._history.handlers,
         }
 
-    async def serve(self, descriptor: int, head: bytes, early: bytes) -> None:
-        """Serve one hijacked connection. Raises OSError when the client has left."""
+    async def serve(self, descriptor: int, head: bytes, early: bytes, peer: str = "") -> None:
+        """Serve one hijacked connection of a process or host (`http/peers.py`). Raises OSError when
+        the client has left.
+        """
         ended = False
 
         def lost() -> None:
@@ -200,7 +202,7 @@ class Control:
                 if not connection.open:
                     self._connections.discard(connection)
 
-        connection = await grpc.join(descriptor, head, early, self.handlers, lost)
+        connection = await grpc.join(descriptor, head, early, self.handlers, lost, peer)
         if not ended:
             self._connections.add(connection)
 
@@ -241,6 +243,7 @@ class Control:
             stream.metadata(f"{prefix}uuid"),
             stream.metadata(f"{prefix}sharedkey"),
             stream.headers.get(f"{prefix}grpc-method", []),
+            stream.peer,
         )
         ours, theirs = socket.socketpair()
         try:
@@ -315,7 +318,7 @@ class Control:
     async def _call(self, job: _Job, wanted: Wanted) -> dict[str, bytes]:
         """Answer a call about a Dockerfile."""
         parts = self._parts
-        files = Files(parts.sessions, job.request.session, wanted, parts.images, self._image_of)
+        files = Files(parts.sessions, job.request.session, wanted, parts.images, parts.builder, self._image_of)
         try:
             return await files.call(parts.builder, job.progress)
         except InvalidParameter as error:
@@ -486,7 +489,7 @@ class Control:
         """Build an image and name it. Returns its id."""
         wanted, builder, request = result.wanted, self._parts.builder, result.job.request
         progress = result.job.progress
-        files = Files(self._parts.sessions, request.session, wanted, self._parts.images, self._image_of)
+        files = Files(self._parts.sessions, request.session, wanted, self._parts.images, builder, self._image_of)
         steps = Steps(progress)
         cached = request.cache.exports if request.cache is not None else ()
         find = functools.partial(self._parts.sessions.find, request.session)
@@ -663,6 +666,7 @@ def usage_records(entries: Sequence[Entry]) -> list[UsageRecord]:
 def _record(entry: Entry) -> UsageRecord:
     return UsageRecord(
         id=entry.id,
+        mutable=entry.type == CONTEXT,
         in_use=entry.in_use,
         size=entry.size,
         created=Time(*divmod(entry.created, 1_000_000_000)),

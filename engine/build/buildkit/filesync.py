@@ -1,43 +1,54 @@
-"""A client's directory as a tar stream: the receiving side of FileSync/DiffCopy.
+"""A client's directory: the receiving side of FileSync/DiffCopy.
 
 The client sends one STAT per file in the order of its walk, then a STAT without content. This side
-requests the files by their position in that list; the client answers with DATA packets, the last of
-which is empty. FIN from both sides ends the copy. The client sends up to four files at once, so
-packets of several files may alternate.
+requests the files that it needs by their position in that list; the client answers with DATA
+packets, the last of which is empty. FIN from both sides ends the copy. The client sends up to four
+files at once, so packets of several files may alternate.
 
-Files come out in the order of the list. Up to FILES_AHEAD files are requested before the first of
-them is complete, as long as their sizes add up to BYTES_AHEAD: what is not at the head of the list
-waits in memory.
+Up to FILES_AHEAD files are requested before the first of them is complete, as long as their sizes
+add up to BYTES_AHEAD.
 
-Not here: what the files mean for a build (`build/context.py`), which checks the names.
+Not here: what the files mean for a build (`build/context.py`), which checks the names; where they
+are kept (`build/kept.py`).
 Threads: the event loop's. Raises: InvalidParameter for a list or a file that breaks the protocol,
          ServerError with the client's reason.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import posixpath
 import stat
 import struct
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 from urllib.parse import quote
 
 from engine.build.buildkit import grpc, protobuf
 from engine.build.buildkit.messages import DATA, FAILURE, FINISH, REQUEST, STAT, Packet, Stat
+from engine.build.kept import Listed
+from engine.build.trees import BLOCK, FIFO, FILE
+from engine.build.trees import CHARACTER as CHARACTER_DEVICE
+from engine.build.trees import DIRECTORY as DIRECTORY_ENTRY
+from engine.build.trees import LINK as LINK_ENTRY
 from engine.errors import InvalidParameter, ServerError
 
 FILES_AHEAD = 64
 BYTES_AHEAD = 4 << 20
 FILES_LIMIT = 1_000_000
 """Files in one list."""
-CHUNK = 256 << 10
-"""Bytes that are gathered before they are passed on."""
+_AT_ONCE = 32
+"""Packets after which other tasks have a turn."""
+_HARD_LINK = "1"
 
 # Go's os.FileMode
 DIRECTORY, LINK, DEVICE, PIPE, SOCKET, CHARACTER = 1 << 31, 1 << 27, 1 << 26, 1 << 25, 1 << 24, 1 << 21
 SPECIAL_BITS = ((stat.S_ISUID, 1 << 23), (stat.S_ISGID, 1 << 22), (stat.S_ISVTX, 1 << 20))
 """Bits of the kernel's modes and those of Go's."""
-_TYPES = DIRECTORY | LINK | DEVICE | PIPE | SOCKET | CHARACTER | 1 << 19
+_LINKS = 40
+"""Links that are followed to a file in memory."""
 
 
 def encoded(metadata: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -50,41 +61,91 @@ def encoded(metadata: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return sent + [(f"{name}-encoded", "1") for name in sorted(unsafe)]
 
 
+class Receiver(Protocol):
+    """What takes the files, in the order of the list."""
+
+    def recall(self, stat: bytes, /) -> bool:
+        """Add the file of an encoded STAT if it is known with its content. False if it is not."""
+
+    def add(self, number: int, stat: bytes, file: Listed, /) -> bool:
+        """Add a file that is not known. True if its content is needed, as that of `number`."""
+
+    def write(self, number: int, data: bytes, /) -> None:
+        """Some content of a file, of all files in any order."""
+
+    def complete(self, number: int, /) -> None:
+        """All content of a file was written."""
+
+    async def drained(self) -> None:
+        """Wait until more content may be written."""
+
+
+class InMemory:
+    """A receiver of a few small files."""
+
+    def __init__(self, limit: int, name: str) -> None:
+        """`limit`: bytes of all files; more raise InvalidParameter, which gives the `name`."""
+        self._left = limit
+        self._limit, self._name = limit, name
+        self._paths: dict[int, str] = {}
+        self._contents: dict[str, bytearray] = {}
+        self._links: dict[str, str] = {}
+
+    def recall(self, _stat: bytes) -> bool:
+        return False
+
+    def add(self, number: int, _stat: bytes, file: Listed) -> bool:
+        if file.kind == LINK_ENTRY:
+            self._links[file.path] = file.target
+        elif file.kind == _HARD_LINK:
+            self._contents[file.path] = self._contents.get(file.target, bytearray())
+        elif file.kind == FILE:
+            self._paths[number] = file.path
+            self._contents[file.path] = bytearray()
+        return file.kind == FILE
+
+    def write(self, number: int, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            raise InvalidParameter(f"{self._name}: larger than {self._limit} bytes")
+        self._contents[self._paths[number]] += data
+
+    def complete(self, number: int) -> None:
+        pass
+
+    async def drained(self) -> None:
+        pass
+
+    def content(self, name: str) -> bytes | None:
+        """The content of a file; links are followed. None if there is no such file."""
+        path = posixpath.normpath(name.lstrip("/"))
+        for _ in range(_LINKS):
+            if path not in self._links:
+                break
+            path = posixpath.normpath(posixpath.join(posixpath.dirname(path), self._links[path])).lstrip("/")
+        content = self._contents.get(path)
+        return None if content is None else bytes(content)
+
+
 class _File:
-    """A file of the list whose header or content has not been passed on."""
+    """A file whose content is needed and has not arrived."""
 
-    __slots__ = ("chunks", "complete", "left", "number", "regular", "stat")
+    __slots__ = ("left", "number", "path", "size")
 
-    def __init__(self, number: int, described: Stat) -> None:
+    def __init__(self, number: int, file: Listed) -> None:
         self.number = number
-        self.stat = described
-        self.regular = not described.mode & _TYPES and not described.target
-        self.left = described.size if self.regular else 0
-        """Bytes that the client still has to send."""
-        self.chunks: list[bytes] = []
-        self.complete = not self.regular
+        self.path = file.path
+        self.size = self.left = file.size
 
 
-async def tar_stream(
-    connection: grpc.Connection, method: str, metadata: list[tuple[str, str]], name: str
-) -> AsyncGenerator[bytes, None]:
-    """Copy the directory that `metadata` names; `name` is for messages."""
-    stream = connection.call(method, metadata)
+async def copy(
+    stream: grpc.Stream, name: str, receiver: Receiver, received: Callable[[int], object] = lambda _: None
+) -> None:
+    """Copy a directory by a call of DiffCopy; `name` is for messages. `received`: is called with
+    the size of each packet.
+    """
     try:
-        gathered = bytearray()
-        copy = _Copy(stream, name)
-        while True:
-            complete = copy.take(gathered)
-            if complete or len(gathered) >= CHUNK:
-                if gathered:
-                    yield bytes(gathered)
-                    gathered.clear()
-                if complete:
-                    break
-            await copy.request()
-            await copy.receive()
-        await copy.finish()
-        yield bytes(1024)
+        await _Copy(stream, name, receiver, received).run()
     finally:
         stream.cancel()
 
@@ -92,46 +153,38 @@ async def tar_stream(
 class _Copy:
     """The state of one copy."""
 
-    def __init__(self, stream: grpc.Stream, name: str) -> None:
+    def __init__(self, stream: grpc.Stream, name: str, receiver: Receiver, received: Callable[[int], object]) -> None:
         self._stream = stream
         self._name = name
+        self._receiver = receiver
+        self._received = received
         self._listed = 0
         """STATs received."""
         self._all_listed = False
-        self._waiting: deque[_File] = deque()
-        """In the order of the list."""
         self._unrequested: deque[_File] = deque()
-        """Regular files among them."""
         self._requested: dict[int, _File] = {}
         self._ahead = 0
         """Bytes of the requested files."""
-        self._begun = False
-        """The header of the first waiting file was passed on."""
 
-    def take(self, into: bytearray) -> bool:
-        """Append the tar stream as far as it has arrived. True when it is complete, without its
-        last two blocks.
-        """
-        while self._waiting:
-            file = self._waiting[0]
-            if not self._begun:
-                into += header(file.stat)
-                self._begun = True
-            for chunk in file.chunks:
-                into += chunk
-            file.chunks.clear()
-            if not file.complete:
-                return False
-            if file.regular:
-                into += bytes(-file.stat.size % 512)
-            self._waiting.popleft()
-            self._begun = False
-        return self._all_listed
+    async def run(self) -> None:
+        turn = 0
+        while self._unrequested or self._requested or not self._all_listed:
+            await self._request()
+            await self._receiver.drained()
+            self._take(await self._next())
+            turn += 1
+            if not turn % _AT_ONCE:
+                await asyncio.sleep(0)
+        await self._stream.send(protobuf.encode(Packet(type=FINISH)), last=True)
+        while self._packet(await self._next()).type != FINISH:
+            pass
+        while await self._stream.receive() is not None:
+            pass
 
-    async def request(self) -> None:
+    async def _request(self) -> None:
         """Request files until enough of them are under way."""
         while self._unrequested and len(self._requested) < FILES_AHEAD:
-            size = self._unrequested[0].stat.size
+            size = self._unrequested[0].size
             if self._requested and self._ahead + size > BYTES_AHEAD:
                 return
             file = self._unrequested.popleft()
@@ -139,42 +192,53 @@ class _Copy:
             self._ahead += size
             await self._stream.send(protobuf.encode(Packet(type=REQUEST, id=file.number)))
 
-    async def receive(self) -> None:
-        """Take in one packet."""
-        packet = await self._next()
-        if packet.type == STAT:
-            self._list(packet.stat)
-        elif packet.type == DATA:
-            self._add(packet.id, packet.data)
-        elif packet.type == FINISH:
-            raise InvalidParameter(f"{self._name}: the client ended the copy too early")
-
-    async def _next(self) -> Packet:
+    async def _next(self) -> bytes:
         message = await self._stream.receive()
         if message is None:
             raise InvalidParameter(f"{self._name}: the client ended the copy too early")
+        self._received(len(message))
+        return message
+
+    def _packet(self, message: bytes) -> Packet:
         packet = protobuf.decode(message, Packet)
         if packet.type == FAILURE:
             raise ServerError(f"{self._name}: {packet.data.decode(errors='replace')}")
         return packet
 
-    def _list(self, described: Stat | None) -> None:
+    def _take(self, message: bytes) -> None:
+        """Take in one packet."""
+        if not self._all_listed and self._receiver.recall(message):
+            self._count()
+            return
+        packet = self._packet(message)
+        if packet.type == STAT:
+            self._list(message, packet.stat)
+        elif packet.type == DATA:
+            self._add(packet.id, packet.data)
+        elif packet.type == FINISH:
+            raise InvalidParameter(f"{self._name}: the client ended the copy too early")
+
+    def _count(self) -> int:
+        """The number of the next file in the list."""
+        if self._listed >= FILES_LIMIT:
+            raise InvalidParameter(f"{self._name}: more than {FILES_LIMIT} files")
+        self._listed += 1
+        return self._listed - 1
+
+    def _list(self, message: bytes, described: Stat | None) -> None:
         if self._all_listed:
             raise InvalidParameter(f"{self._name}: a file was listed after the end of the list")
         if described is None:
             self._all_listed = True
             return
-        if self._listed >= FILES_LIMIT:
-            raise InvalidParameter(f"{self._name}: more than {FILES_LIMIT} files")
-        file = _File(self._listed, described)
-        self._listed += 1
+        number = self._count()
         if described.size < 0:
             raise InvalidParameter(f"{self._name}: the size of {described.path} is negative")
         if described.mode & SOCKET:
             return
-        self._waiting.append(file)
-        if file.regular:
-            self._unrequested.append(file)
+        file = listed(described)
+        if self._receiver.add(number, message, file):
+            self._unrequested.append(_File(number, file))
 
     def _add(self, number: int, data: bytes) -> None:
         file = self._requested.get(number)
@@ -182,21 +246,44 @@ class _Copy:
             raise InvalidParameter(f"{self._name}: content of file {number}, which was not requested")
         if data and len(data) <= file.left:
             file.left -= len(data)
-            file.chunks.append(data)
+            self._receiver.write(number, data)
         elif data or file.left:
-            raise InvalidParameter(f"{self._name}: the size of {file.stat.path} changed while it was read")
+            raise InvalidParameter(f"{self._name}: the size of {file.path} changed while it was read")
         else:
-            file.complete = True
             del self._requested[number]
-            self._ahead -= file.stat.size
+            self._ahead -= file.size
+            self._receiver.complete(number)
 
-    async def finish(self) -> None:
-        """Both sides are done."""
-        await self._stream.send(protobuf.encode(Packet(type=FINISH)), last=True)
-        while (await self._next()).type != FINISH:
-            pass
-        while await self._stream.receive() is not None:
-            pass
+
+def listed(described: Stat) -> Listed:
+    """The file that a STAT describes, which is no socket."""
+    mode = described.mode
+    kind = FILE
+    if mode & DIRECTORY:
+        kind = DIRECTORY_ENTRY
+    elif mode & LINK:
+        kind = LINK_ENTRY
+    elif mode & PIPE:
+        kind = FIFO
+    elif mode & DEVICE:
+        kind = CHARACTER_DEVICE if mode & CHARACTER else BLOCK
+    elif described.target:
+        kind = _HARD_LINK
+    return Listed(
+        *(described.path, kind, _permissions(mode), described.uid, described.gid),
+        size=described.size if kind == FILE else 0,
+        mtime=described.modified,
+        target=described.target,
+        xattrs=tuple(sorted((os.fsencode(key), value) for key, value in described.xattrs.items())),
+    )
+
+
+def _permissions(mode: int) -> int:
+    """The kernel's bits of a mode of Go's."""
+    found = mode & 0o777
+    for bit, theirs in SPECIAL_BITS:
+        found |= bit if mode & theirs else 0
+    return found
 
 
 # --- tar headers (POSIX.1-2001) -------------------------------------------------------------------
@@ -225,9 +312,7 @@ def header(described: Stat) -> bytes:
         kind = b"1"
     else:
         kind, size = b"0", described.size
-    permissions = mode & 0o777
-    for bit, theirs in SPECIAL_BITS:
-        permissions |= bit if mode & theirs else 0
+    permissions = _permissions(mode)
     modified = described.modified // 1_000_000_000
     uid, gid = described.uid, described.gid
     records: list[tuple[bytes, bytes]] = []

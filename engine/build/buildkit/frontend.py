@@ -16,11 +16,9 @@ import asyncio
 import contextlib
 import csv
 import functools
-import io
 import logging
 import posixpath
 import re
-import tarfile
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -38,8 +36,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from engine.build import bases, calls, context, followed, git, options
-from engine.build.buildkit import cache_imports, grpc, layouts
+from engine.build import bases, calls, context, followed, git, kept, options
+from engine.build.buildkit import cache_imports, filesync, grpc, layouts
 from engine.build.buildkit.control_messages import CacheEntry, SourceInfo
 from engine.build.buildkit.details import LARGEST, Named
 from engine.build.buildkit.progress import Progress, Steps, VertexProgress
@@ -49,6 +47,7 @@ from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
 from engine.build.imported import Imports
+from engine.build.kept import KeptContexts
 from engine.build.options import SANDBOX, Options, PruneOptions
 from engine.build.output import Log
 from engine.build.prune import Entry
@@ -110,6 +109,9 @@ class Builder(Protocol):
     def registries(self) -> Remote: ...
 
     @property
+    def contexts(self) -> KeptContexts: ...
+
+    @property
     def entitlements(self) -> Collection[str]: ...
 
     async def policies(self) -> list[CachePolicy]: ...
@@ -147,6 +149,8 @@ class Wanted(NamedTuple):
     """Sessions that serve a directory, if it is not the build's own session."""
     call: str
     """What is asked of the Dockerfile, by its name in `calls.py`; empty for a build."""
+    shared_keys: dict[str, str]
+    """Names that clients give the directories of named contexts."""
 
 
 def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[str, str] | None = None) -> Wanted:
@@ -202,6 +206,7 @@ def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[
         imports=cache_imports.entries(given),
         sessions=_with_prefix(given, "local-sessionid:"),
         call=given.get("requestid", ""),
+        shared_keys=_with_prefix(given, "sharedkey:localdir:"),
     )
 
 
@@ -323,9 +328,16 @@ class Files:
     """The files of one build's client."""
 
     def __init__(
-        self, sessions: Sessions, session_id: str, wanted: Wanted, images: ImageStore, image_of: ImageOf
+        self,
+        sessions: Sessions,
+        session_id: str,
+        wanted: Wanted,
+        images: ImageStore,
+        builder: Builder,
+        image_of: ImageOf,
     ) -> None:
         self._sessions = sessions
+        self._builder = builder
         self._session_id = session_id
         self._wanted = wanted
         self._images = images
@@ -482,13 +494,17 @@ class Files:
         self, directory: str, ignored: bytes, vertex: VertexProgress, follow: tuple[str, ...] = ()
     ) -> context.Context:
         """A directory of the client, without the files that it ignores; of them the paths in
-        `follow`, if there are any.
+        `follow`, if there are any. Files that did not change since the last transfer are not sent.
         """
         session = await self._session(directory)
-        sent = _Counted(session.sync(directory, exclude=patterns(ignored), follow=follow), vertex)
-        async with contextlib.aclosing(sent.chunks()) as chunks:
-            received = await context.receive(chunks, self._images.temporary, self._images.layers, links_out=True)
-        vertex.status(f"transferring context: {_size(sent.size)}", complete=True)
+        hint = self._wanted.shared_keys.get(directory, "")
+        key = await asyncio.to_thread(kept.key_of, session.peer, session.shared_key, directory, hint)
+        what = "local source for context" if directory == self._wanted.context else f"local source for {directory}"
+        counted = _Counted(vertex)
+        async with self._builder.contexts.transfer(key, what, session.id) as transfer:
+            await session.sync(directory, transfer, exclude=patterns(ignored), follow=follow, received=counted.add)
+            received = await transfer.finish()
+        vertex.status(f"transferring context: {_size(counted.size)}", complete=True)
         return received
 
     async def _upload(self) -> AsyncIterator[bytes]:
@@ -547,13 +563,9 @@ class Files:
     async def _small(self, directory: str, *names: str) -> dict[str, bytes]:
         """The content of a few files, those of them that exist; links are followed."""
         session = await self._session(directory)
-        content = bytearray()
-        async with contextlib.aclosing(session.sync(directory, follow=names)) as chunks:
-            async for chunk in chunks:
-                content += chunk
-                if len(content) > DOCKERFILE_LIMIT:
-                    raise InvalidParameter(f"{names[0]}: larger than {DOCKERFILE_LIMIT} bytes")
-        return await asyncio.to_thread(_contents, bytes(content), names)
+        received = filesync.InMemory(DOCKERFILE_LIMIT, names[0])
+        await session.sync(directory, received, follow=names)
+        return {name: content for name in names if (content := received.content(name)) is not None}
 
     async def _ask_credentials(self, raw: bytes, chosen: Options) -> None:
         """Ask the client for credentials for each registry that the Dockerfile names."""
@@ -608,32 +620,6 @@ def registries(raw: bytes, chosen: Options, others: Iterable[str] = ()) -> set[s
     return found
 
 
-def _contents(archive: bytes, names: tuple[str, ...]) -> dict[str, bytes]:
-    """Files of a small archive, by each name under which they are found. Raises
-    InvalidParameter.
-    """
-    found = {}
-    try:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
-            for name in names:
-                path = posixpath.normpath(name.lstrip("/"))
-                for _ in range(40):
-                    try:
-                        member = opened.getmember(path)
-                    except KeyError:
-                        break
-                    if member.issym():
-                        path = posixpath.normpath(posixpath.join(posixpath.dirname(path), member.linkname))
-                        continue
-                    content = opened.extractfile(member)
-                    if content is not None:
-                        found[name] = content.read()
-                    break
-    except tarfile.TarError as error:
-        raise InvalidParameter(f"{names[0]}: {words(error)}") from error
-    return found
-
-
 @contextlib.contextmanager
 def _vertex(progress: Progress, name: str) -> Iterator[VertexProgress]:
     vertex = progress.vertex(name)
@@ -647,24 +633,20 @@ def _vertex(progress: Progress, name: str) -> Iterator[VertexProgress]:
 
 
 class _Counted:
-    """Passes chunks on and shows how many bytes they have."""
+    """Shows how many bytes have arrived."""
 
     _EVERY = 1 << 20
 
-    def __init__(self, source: AsyncGenerator[bytes, None], vertex: VertexProgress) -> None:
-        self._source = source
+    def __init__(self, vertex: VertexProgress) -> None:
         self._vertex = vertex
+        self._shown = 0
         self.size = 0
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        shown = 0
-        async with contextlib.aclosing(self._source):
-            async for chunk in self._source:
-                self.size += len(chunk)
-                if self.size - shown >= self._EVERY:
-                    shown = self.size
-                    self._vertex.status("transferring context", shown)
-                yield chunk
+    def add(self, size: int) -> None:
+        self.size += size
+        if self.size - self._shown >= self._EVERY:
+            self._shown = self.size
+            self._vertex.status("transferring context", self.size)
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -132,6 +132,11 @@ class Stream:
         """Metadata of a served call."""
         self.closed = False
 
+    @property
+    def peer(self) -> str:
+        """The process or host at the other end, as `join` was given it."""
+        return self._connection.peer
+
     def metadata(self, name: str) -> str:
         """The first value of a header, or ""."""
         return next(iter(self.headers.get(name, ())), "")
@@ -221,7 +226,12 @@ class Connection(asyncio.Protocol):
     """One HTTP/2 connection. Made by `connect` and `serve`."""
 
     def __init__(
-        self, handlers: Mapping[str, Handler] | None, head: bytes, early: bytes, on_lost: Callable[[], object]
+        self,
+        handlers: Mapping[str, Handler] | None,
+        head: bytes,
+        early: bytes,
+        on_lost: Callable[[], object],
+        peer: str = "",
     ) -> None:
         """With `handlers`, by path, it is the server. `head` is sent before HTTP/2 begins; `early`
         bytes were received already.
@@ -230,6 +240,7 @@ class Connection(asyncio.Protocol):
         self._early = early
         self._handlers = handlers
         self._on_lost = on_lost
+        self.peer = peer
         client = handlers is None
         self._h2 = H2Connection(H2Configuration(client_side=client, header_encoding=None))
         self._h2.local_settings = Settings(client, {SettingCodes.INITIAL_WINDOW_SIZE: WINDOW, **_SETTINGS})
@@ -507,20 +518,22 @@ async def join(
     early: bytes,
     handlers: Mapping[str, Handler] | None,
     on_lost: Callable[[], object],
+    peer: str = "",
 ) -> Connection:
     """Speak HTTP/2 on a hijacked stream: with `handlers` as the server, else as the client.
 
-    `descriptor` belongs to the connection from now on. Raises OSError when the peer has left.
+    `descriptor` belongs to the connection from now on. `peer`: the process or host at the other
+    end. Raises OSError when the peer has left.
     """
-    connection = Connection(handlers, head, early, on_lost)
-    peer = socket.socket(fileno=descriptor)
-    peer.setblocking(False)
+    connection = Connection(handlers, head, early, on_lost, peer)
+    end = socket.socket(fileno=descriptor)
+    end.setblocking(False)
     loop = asyncio.get_running_loop()
     try:
         # uvloop's create_connection closes the descriptor twice if the peer leaves meanwhile.
-        await loop.connect_accepted_socket(lambda: connection, peer)
+        await loop.connect_accepted_socket(lambda: connection, end)
     except BaseException:
-        peer.close()
+        end.close()
         raise
     return connection
 

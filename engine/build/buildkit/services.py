@@ -72,6 +72,7 @@ class Session:
     def __init__(self, offer: Offer) -> None:
         self.id = offer.id
         self.shared_key = offer.shared_key
+        self.peer = offer.peer
         self._methods = frozenset(method.lower() for method in offer.methods)
         self._connection: grpc.Connection | None = None
 
@@ -174,26 +175,27 @@ class Session:
 
     # --- files ------------------------------------------------------------------------------------
 
-    def sync(
+    async def sync(
         self,
         name: str,
+        receiver: filesync.Receiver,
         *,
-        include: tuple[str, ...] = (),
         exclude: tuple[str, ...] = (),
         follow: tuple[str, ...] = (),
-    ) -> AsyncGenerator[bytes, None]:
-        """The client's directory `name` (`context`, `dockerfile`) as the chunks of a tar stream.
+        received: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        """Copy the client's directory `name` (`context`, `dockerfile`).
 
-        The client leaves out what `exclude` matches, and what none of the patterns `include` and
-        the paths `follow` names, if one of these is given; links in `follow` are followed.
-        Raises Unimplemented, and ServerError with the client's reason.
+        The client leaves out what `exclude` matches, and what none of the paths `follow` names, if
+        there are any; links in `follow` are followed. `received`: is called with the size of each
+        packet. Raises Unimplemented, and ServerError with the client's reason.
         """
         connection = self._served(DIFF_COPY, "files")
         metadata = [("dir-name", name)]
-        metadata += [("include-patterns", pattern) for pattern in include]
         metadata += [("exclude-patterns", pattern) for pattern in exclude]
         metadata += [("followpaths", path) for path in follow]
-        return filesync.tar_stream(connection, DIFF_COPY, filesync.encoded(metadata), name)
+        stream = connection.call(DIFF_COPY, filesync.encoded(metadata))
+        await filesync.copy(stream, name, receiver, received)
 
     def file_send(self, metadata: list[tuple[str, str]]) -> grpc.Stream:
         """A call by which the client receives files of a build. Raises Unimplemented."""

@@ -40,6 +40,8 @@ class Offer(NamedTuple):
     """Paths of the gRPC methods that the client serves."""
     shared_key: str = ""
     """Names the directory that the client builds from; "" when it gives none."""
+    peer: str = ""
+    """The client's process or host (`http/peers.py`)."""
 
 
 class Sessions:
@@ -61,13 +63,13 @@ class Sessions:
         if self._services is None:
             self._services = await asyncio.to_thread(importlib.import_module, "engine.build.buildkit.services")
 
-    def offered(self, session_id: str, shared_key: str, methods: Iterable[str]) -> Offer:
+    def offered(self, session_id: str, shared_key: str, methods: Iterable[str], peer: str = "") -> Offer:
         """Check the head of a request. Raises InvalidParameter."""
         if not _ID.match(session_id):
             raise InvalidParameter("X-Docker-Expose-Session-Uuid must be given, with 1 to 256 printable characters")
         if session_id in self._sessions or session_id in self._opening:
             raise InvalidParameter(f"session {session_id} is in use already")
-        return Offer(session_id, frozenset(methods), shared_key)
+        return Offer(session_id, frozenset(methods), shared_key, peer)
 
     async def open(self, offer: Offer, descriptor: int, head: bytes, early: bytes) -> None:
         """Serve a session on a hijacked connection until it ends; `load` was called before.

@@ -431,7 +431,7 @@ def of_files(directories: Directories, *, together: int = 1, piece: int = 32768)
             wanted = []
         files = [
             (path, node if isinstance(node, Node) else Node(node))
-            for path, node in directories[name].items()
+            for path, node in sorted(directories[name].items(), key=lambda each: each[0].split("/"))
             if (not wanted or followed(path, wanted)) and path not in excluded
         ]
         for path, node in files:

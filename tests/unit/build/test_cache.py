@@ -20,6 +20,7 @@ from engine.build import prune
 from engine.build.cache import Cache
 from engine.build.caches import CacheDirectory, Caches
 from engine.build.copying import Destination, Selection, Stream, select
+from engine.build.kept import KeptContexts
 from engine.build.keys import base_key, key_of
 from engine.build.options import PruneOptions
 from engine.build.parts import Parts
@@ -63,6 +64,7 @@ class Site(Stage):
             events=self.events,
             cache=self.cache,
             caches=Caches(self.root),
+            contexts=KeptContexts(self.root, self.root),
             shared=absent,
             sessions=absent,
         )

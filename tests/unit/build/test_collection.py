@@ -17,7 +17,7 @@ from engine.config.files import FileError
 
 DISK = 270553174016
 """Of the disk on which dockerd was asked."""
-MOUNTS = {"type": ("exec.cachemount",)}
+MOUNTS = {"type": ("source.local", "exec.cachemount")}
 
 
 def of(builder: Any, tmp_path: Path) -> list[CachePolicy]:
@@ -90,7 +90,7 @@ def test_defaults() -> None:
             },
             [
                 CachePolicy(unused_for=2200 * DAY // 24, reserved=10 << 30),
-                CachePolicy(all=True, filters=MOUNTS, max_used=5 << 30),
+                CachePolicy(all=True, filters={"type": ("exec.cachemount",)}, max_used=5 << 30),
                 CachePolicy(unused_for=DAY // 24, filters={"id": ("a", "b")}, reserved=1536, min_free=7),
             ],
         ),

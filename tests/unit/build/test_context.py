@@ -391,7 +391,7 @@ def test_a_bomb_of_zeros_takes_no_space(tmp_path: Path) -> None:
     def work(found: Context) -> None:
         entry = found.find("zeros")
         assert entry is not None and entry.size == size
-        assert os.fstat(found.descriptor).st_blocks * 512 < 2 << 20
+        assert os.fstat(found._files[0]).st_blocks * 512 < 2 << 20
 
     with_context(packed, tmp_path, work)
 
@@ -407,7 +407,7 @@ def test_bytes_after_the_end_are_ignored(tmp_path: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context._Receiving, "_room", lambda self: 1_000_000)
+    monkeypatch.setattr(context, "room", lambda descriptor: 1_000_000)
     with pytest.raises(ServerError, match="not enough space on the disk"):
         of([Node("a", b"x" * 1_500_000)], tmp_path)
     with pytest.raises(ServerError, match="no such file or directory"):

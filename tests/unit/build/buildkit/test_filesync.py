@@ -1,4 +1,4 @@
-"""Files of a client as a tar stream."""
+"""The receiving side of a copy of a client's files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import io
 import tarfile
 from collections.abc import Mapping
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from engine.build.buildkit import filesync
 from engine.build.buildkit.messages import Stat
+from engine.build.kept import Listed
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
 from tests.support.builds import sessions
 from tests.support.builds.sessions import DIRECTORY, LINK, Call, Handler, Node, field
@@ -21,21 +23,44 @@ from tests.unit.build.buildkit.test_session import opened
 PIPE, DEVICE, CHARACTER = 1 << 25, 1 << 26, 1 << 21
 
 
-def synced(handlers: Mapping[str, Handler], name: str = "context", **patterns: tuple[str, ...]) -> bytes:
-    async def work() -> bytes:
+class Copied:
+    """A receiver that wants everything, and checks what its methods promise."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Listed] = {}
+        self.contents: dict[str, bytes] = {}
+        self._incoming: dict[int, tuple[str, bytearray]] = {}
+
+    def recall(self, stat: bytes) -> bool:
+        return False
+
+    def add(self, number: int, stat: bytes, file: Listed) -> bool:
+        self.files[file.path] = file
+        if file.kind == "0":
+            self._incoming[number] = file.path, bytearray()
+        return file.kind == "0"
+
+    def write(self, number: int, data: bytes) -> None:
+        self._incoming[number][1].extend(data)
+
+    def complete(self, number: int) -> None:
+        path, content = self._incoming.pop(number)
+        self.contents[path] = bytes(content)
+
+    async def drained(self) -> None:
+        pass
+
+
+def synced(
+    handlers: Mapping[str, Handler], name: str = "context", receiver: Any = None, **patterns: tuple[str, ...]
+) -> Copied:
+    async def work() -> None:
         async with opened(handlers) as (session, _):
-            return b"".join([chunk async for chunk in session.sync(name, **patterns)])
+            await session.sync(name, found, **patterns)
 
-    return asyncio.run(work())
-
-
-def members(archive: bytes) -> dict[str, tuple[tarfile.TarInfo, bytes]]:
-    with tarfile.open(fileobj=io.BytesIO(archive)) as opened_archive:
-        found = {}
-        for member in opened_archive:
-            content = opened_archive.extractfile(member) if member.isreg() else None
-            found[member.name] = (member, content.read() if content else b"")
-        return found
+    found = receiver or Copied()
+    asyncio.run(work())
+    return cast(Copied, found)
 
 
 def test_each_kind_of_file() -> None:
@@ -48,28 +73,25 @@ def test_each_kind_of_file() -> None:
         "hard": Node(b"", 0o644, "a"),
         "pipe": Node(mode=PIPE | 0o600),
         "null": Node(mode=DEVICE | CHARACTER | 0o666),
+        "disk": Node(mode=DEVICE | 0o666),
         "socket": Node(mode=sessions.SOCKET | 0o666),
         long: Node(b"x" * 70_000),
         "café": Node(mode=LINK | 0o777, target="é" * 80),
-        "old": Node(modified=1),
         "id": Node(uid=1 << 30, gid=1 << 31),
     }
     files["a"].xattrs["security.capability"] = b"\x01\0\0\x02\xff"
-    archive = synced(sessions.of_files({"context": files}))
-    assert archive.endswith(bytes(1024)) and len(archive) % 512 == 0
-    found = members(archive)
-    assert list(found) == [path for path in files if path != "socket"]
-    head, content = found["a"]
-    assert (head.mode, head.uid, head.gid, head.mtime, content) == (0o5755, 7, 8, 1_600_000_000, b"content")
-    assert head.pax_headers["SCHILY.xattr.security.capability"].encode("utf-8", "surrogateescape") == b"\1\0\0\2\xff"
-    assert found["d"][0].isdir() and found["d"][0].mode == 0o750
-    assert (found["d/link"][0].type, found["d/link"][0].linkname) == (b"2", "../a")
-    assert (found["hard"][0].type, found["hard"][0].linkname) == (b"1", "a")
-    assert (found["pipe"][0].type, found["null"][0].type) == (b"6", b"3")
-    assert found[long][1] == b"x" * 70_000
-    assert found["café"][0].linkname == "é" * 80
-    assert (found["id"][0].uid, found["id"][0].gid) == (1 << 30, 1 << 31)
-    assert found["old"][0].mtime == 0
+    copied = synced(sessions.of_files({"context": files}))
+    found = copied.files
+    assert [*found] == sorted({*files} - {"socket"}, key=lambda path: path.split("/"))
+    capability = ((b"security.capability", b"\1\0\0\2\xff"),)
+    assert found["a"] == Listed("a", "0", 0o5755, 7, 8, 7, 1_600_000_000_999_999_999, "", capability)
+    assert (found["d"].kind, found["d"].mode) == ("5", 0o750)
+    assert (found["d/link"].kind, found["d/link"].target) == ("2", "../a")
+    assert (found["hard"].kind, found["hard"].target) == ("1", "a")
+    assert [found[name].kind for name in ("pipe", "null", "disk")] == ["6", "3", "4"]
+    assert found["café"].target == "é" * 80
+    assert (found["id"].uid, found["id"].gid) == (1 << 30, 1 << 31)
+    assert copied.contents == {"a": b"content", "d/empty": b"", long: b"x" * 70_000, "id": b""}
 
 
 @given(
@@ -78,22 +100,38 @@ def test_each_kind_of_file() -> None:
     st.sampled_from((1000, 32768)),
 )
 def test_contents_in_any_order(contents: dict[str, bytes], together: int, piece: int) -> None:
-    archive = synced(sessions.of_files({"context": contents}, together=together, piece=piece))
-    with tarfile.open(fileobj=io.BytesIO(archive)) as found:
-        read = [(each.size, each.isreg() and found.extractfile(each).read()) for each in found]  # type: ignore[union-attr]
-    assert read == [(len(content), content) for content in contents.values()]
+    assert synced(sessions.of_files({"context": contents}, together=together, piece=piece)).contents == contents
 
 
-def test_a_large_file_is_passed_on_while_it_arrives() -> None:
-    large = bytes(range(256)) * 40_000
-    found = members(synced(sessions.of_files({"context": {"large": large, "small": b"x"}}, together=2)))
-    assert found["large"][1] == large and found["small"][1] == b"x"
+def test_what_is_known_is_not_requested() -> None:
+    class Half(Copied):
+        def recall(self, stat: bytes) -> bool:
+            return b"old" in stat
+
+    handlers = sessions.of_files({"context": {"a": b"1", "old": b"2", "older": b"3", "z": b"4"}})
+    assert synced(handlers, receiver=Half()).contents == {"a": b"1", "z": b"4"}
+
+
+def test_files_in_memory() -> None:
+    tree = {
+        "Dockerfile": Node(mode=LINK | 0o777, target="sub/../real"),
+        "loop": Node(mode=LINK | 0o777, target="loop"),
+        "real": b"FROM scratch",
+        "same": Node(b"", target="real"),
+        "sub": Node(mode=DIRECTORY | 0o755),
+    }
+    found = filesync.InMemory(100, "Dockerfile")
+    synced(sessions.of_files({"context": tree}), receiver=found)
+    assert [found.content(name) for name in ("Dockerfile", "/real", "same")] == [b"FROM scratch"] * 3
+    assert [found.content(name) for name in ("loop", "sub", "none")] == [None] * 3
+    with pytest.raises(InvalidParameter, match="Dockerfile: larger than 11 bytes"):
+        synced(sessions.of_files({"context": tree}), receiver=filesync.InMemory(11, "Dockerfile"))
 
 
 def test_patterns_are_the_clients_business() -> None:
     handlers = sessions.of_files({"context": {"a": b"1", "b": b"2", "é": b"3"}})
-    assert list(members(synced(handlers, follow=("a", "c")))) == ["a"]
-    assert list(members(synced(handlers, exclude=("b",)))) == ["a", "é"]
+    assert list(synced(handlers, follow=("a", "c")).files) == ["a"]
+    assert list(synced(handlers, exclude=("b",)).files) == ["a", "é"]
     seen = []
 
     def look(call: Call) -> None:
@@ -101,11 +139,11 @@ def test_patterns_are_the_clients_business() -> None:
         raise sessions.Failed(2, "stop")
 
     with pytest.raises(ServerError, match="stop"):
-        synced({sessions.DIFF_COPY: look}, exclude=("é b", "c"), include=("x y",), follow=("f",))
+        synced({sessions.DIFF_COPY: look}, exclude=("é b", "c"), follow=("f",))
     assert seen[0]["exclude-patterns"] == ["%C3%A9%20b", "c"]
     assert seen[0]["exclude-patterns-encoded"] == ["1"]
-    assert seen[0]["include-patterns"] == ["x y"] and "include-patterns-encoded" not in seen[0]
-    assert seen[0]["followpaths"] == ["f"] and seen[0]["dir-name"] == ["context"]
+    assert seen[0]["followpaths"] == ["f"] and "followpaths-encoded" not in seen[0]
+    assert seen[0]["dir-name"] == ["context"]
 
 
 def test_a_directory_that_the_client_does_not_give() -> None:

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.build.buildkit import grpc, services
+from engine.build.buildkit.filesync import InMemory
 from engine.build.buildkit.messages import GetSecretRequest, GetSecretResponse
 from engine.build.buildkit.protobuf import encode
 from engine.build.buildkit.services import Session
@@ -104,7 +105,7 @@ def test_a_service_that_the_client_does_not_offer() -> None:
             with pytest.raises(Unimplemented, match="offers no secrets"):
                 await session.secret("x")
             with pytest.raises(Unimplemented, match="offers no files"):
-                session.sync("context")
+                await session.sync("context", InMemory(1, "context"))
             assert await session.auth("docker.io") == NOBODY
 
     asyncio.run(work())
