@@ -10,6 +10,7 @@ from bench.job import Job, Size
 from bench.rows import (
     authorization,
     builds,
+    contexts,
     daemons,
     delivery,
     files,
@@ -42,6 +43,7 @@ def jobs(size: Size, material: Material) -> list[Job]:
         *delivery.jobs(size),
         *images.jobs(size, material),
         *builds.jobs(size, material),
+        *contexts.jobs(size, material),
         *files.jobs(size, material),
         *volumes.jobs(size),
         *networks.jobs(size),

@@ -1,0 +1,240 @@
+"""Builds by `docker buildx build`: a directory of the client, of which an engine asks for what it
+does not have.
+
+The client is the docker CLI of Debian's newest suite (`.ci/clients`). What it needs itself is in
+each figure, so `context-client` has it alone. The files have times of nanoseconds long ago: both
+engines keep such files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench import steps
+from bench.engines import Engine
+from bench.image import EPOCH, Pool
+from bench.job import Figure, Job, Size
+from bench.report import Target
+from bench.rows.images import Material
+from bench.wire import Lacks
+
+CLIENT = Path(__file__).resolve().parents[2] / ".venv" / "clients" / "forky"
+FILES = 2000
+SMALL, LARGE = 2000, 320_000
+"""Bytes of a file."""
+TIMEOUT = 600
+
+STEPS = f"""\
+FROM {steps.IMAGE}
+WORKDIR /app
+COPY part /app/
+RUN find /app -type f | wc -l > /count
+"""
+"""A third of the files is copied."""
+
+
+class Project:
+    """A client's directory, made at its first use."""
+
+    def __init__(self, material: Material, size: Size, name: str, file_size: int) -> None:
+        self._material = material
+        self._count = size.of(FILES, 100)
+        self._name = name
+        self._file_size = file_size
+        self._time = itertools.count(EPOCH * 10**9 + 123_456_789, 1_000_003)
+
+    @property
+    def directory(self) -> Path:
+        found = self._material.directory / f"project-{self._name}"
+        if not found.exists():
+            pool = Pool(self._file_size)
+            for at in range(self._count):
+                place = found / ("part" if at % 3 == 0 else "rest") / f"d{at // 100:03}"
+                place.mkdir(parents=True, exist_ok=True)
+                self._write(place / f"file{at}", pool.piece(self._file_size))
+            self._write(found / "Dockerfile", STEPS.encode())
+        return found
+
+    def _write(self, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        modified = next(self._time)
+        os.utime(path, ns=(modified, modified))
+
+    def change(self) -> None:
+        """Another content for one of the files that are copied."""
+        self._write(self.directory / "part" / "d000" / "file0", os.urandom(self._file_size))
+
+
+def docker(engine: Engine, *arguments: str, cwd: Path | None = None) -> str:
+    """What the client prints. Raises ValueError when it fails, Lacks if it is not installed."""
+    program = CLIENT / "bin" / "docker"
+    if not program.exists():
+        raise Lacks("the client is not installed (.ci/clients)")
+    config = engine.base / "docker-config"
+    config.mkdir(exist_ok=True)
+    plugins = config / "cli-plugins"
+    if not plugins.exists():
+        plugins.symlink_to(CLIENT / "cli-plugins")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DOCKER_", "BUILD"))}
+    environment |= {"DOCKER_HOST": f"unix://{engine.socket}", "DOCKER_CONFIG": str(config)}
+    done = subprocess.run(
+        [program, *arguments],
+        env=environment,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    if done.returncode:
+        raise ValueError(f"docker {' '.join(arguments)}: {done.stderr.decode(errors='replace')[-500:]}")
+    return done.stdout.decode()
+
+
+def built(engine: Engine, project: Project, *arguments: str) -> tuple[tuple[float, float], str]:
+    """Milliseconds and the engine's processor time of a build, and the image's id."""
+    directory = project.directory
+    with tempfile.NamedTemporaryFile() as name:
+        with engine.metered() as meter:
+            begin = time.perf_counter()
+            docker(
+                *(engine, "buildx", "build", "--provenance=false", "-t", "built", "--iidfile", name.name, *arguments),
+                ".",
+                cwd=directory,
+            )
+            elapsed = (time.perf_counter() - begin) * 1000
+        return (elapsed, meter.seconds * 1000), Path(name.name).read_text()
+
+
+def usable(engine: Engine) -> None:
+    """Raises Lacks for an engine without BuildKit."""
+    try:
+        docker(engine, "buildx", "du")
+    except ValueError as error:
+        raise Lacks("it has no builds by buildx") from error
+
+
+def cached(project: Project) -> Any:
+    def sample(engine: Engine, image: str) -> tuple[float, float]:
+        figures, found = built(engine, project)
+        assert found == image, "not from the cache"
+        return figures
+
+    return sample
+
+
+def uncached(project: Project) -> Any:
+    def sample(engine: Engine, image: str) -> tuple[float, float]:
+        figures, found = built(engine, project, "--no-cache")
+        assert found, image
+        return figures
+
+    return sample
+
+
+def first(project: Project) -> Any:
+    def sample(engine: Engine, _: str) -> tuple[float, float]:
+        docker(engine, "image", "rm", "-f", "built")
+        docker(engine, "buildx", "prune", "--all", "--force")
+        return built(engine, project)[0]
+
+    return sample
+
+
+def changed(project: Project) -> Any:
+    def sample(engine: Engine, seen: set[str]) -> tuple[float, float]:
+        project.change()
+        figures, found = built(engine, project)
+        assert found not in seen, "the old content was built"
+        seen.add(found)
+        return figures
+
+    return sample
+
+
+def client_alone() -> Callable[[Engine, Any], float]:
+    def sample(engine: Engine, _: Any) -> float:
+        begin = time.perf_counter()
+        docker(engine, "buildx", "du")
+        return (time.perf_counter() - begin) * 1000
+
+    return sample
+
+
+def jobs(size: Size, material: Material) -> list[Job]:
+    small = Project(material, size, "small", SMALL)
+    large = Project(material, size, "large", LARGE)
+    files = size.of(FILES, 100)
+    megabytes = files * LARGE // 1_000_000
+    rounds = size.rounds(5)
+
+    def warm(project: Project) -> Callable[[Engine], str]:
+        def prepare(engine: Engine) -> str:
+            usable(engine)
+            for _ in range(2):  # dockerd needs a second look, too: its first build is of other paths
+                image = built(engine, project)[1]
+            return image
+
+        return prepare
+
+    def pair(name: str, what: str, ratio: float, cpu: Target) -> Iterator[Figure]:
+        yield Figure(name, what, "ms", target=Target({"dockerd": ratio}))
+        yield Figure(f"{name}-cpu", "the engine's processor time for that", "ms", target=cpu)
+
+    def seen(engine: Engine) -> set[str]:
+        return {warm(large)(engine)}
+
+    return [
+        Job(
+            "context-client",
+            [Figure("context-client", "`docker buildx du`: the client alone, and one question", "ms")],
+            client_alone(),
+            rounds,
+            prepare=usable,
+        ),
+        Job(
+            "context-cached",
+            [*pair("context-cached", f"buildx with {files:,} files of 2 KB, all cached", 1.5, Target(at_most=120))],
+            cached(small),
+            rounds,
+            prepare=warm(small),
+        ),
+        Job(
+            "context-cached-large",
+            [*pair("context-cached-large", f"buildx with {megabytes} MB, all cached", 1.3, Target(at_most=300))],
+            cached(large),
+            rounds,
+            prepare=warm(large),
+        ),
+        Job(
+            "context-changed",
+            [*pair("context-changed", f"one file changed of {megabytes} MB", 2, Target({"dockerd": 1}))],
+            changed(large),
+            rounds,
+            prepare=seen,
+            flush=True,
+        ),
+        Job(
+            "context-first",
+            [*pair("context-first", f"{megabytes // 3} of {megabytes} MB are sent", 1.5, Target({"dockerd": 1}))],
+            first(large),
+            rounds,
+            prepare=warm(large),
+            flush=True,
+        ),
+        Job(
+            "context-no-cache",
+            [*pair("context-no-cache", f"--no-cache, {files:,} files of 2 KB", 2.5, Target({"dockerd": 1}))],
+            uncached(small),
+            rounds,
+            prepare=warm(small),
+            flush=True,
+        ),
+    ]
