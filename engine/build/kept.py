@@ -280,7 +280,8 @@ class KeptContexts:
                 _log.warning("a build context is not kept: %s", reason_with_file(error))
                 return
             finally:
-                os.close(fresh)
+                # In a thread: the last descriptor of an unnamed file frees its pages.
+                await uninterrupted(asyncio.to_thread(os.close, fresh))
                 _release(held)
             await self._shrink(kept.budget)
 
@@ -587,7 +588,7 @@ class Transfer:
         self._ends = [1, 0]
         """Ends of the two files for contents. An offset of 0 in the first would be no inode."""
         self._incoming: dict[int, _Incoming] = {}
-        self._batch: list[tuple[_Incoming, bytes]] = []
+        self._batch: list[tuple[_Incoming, bytes | memoryview]] = []
         self._batched = 0
         self._writing: asyncio.Future[None] | None = None
 
@@ -638,7 +639,7 @@ class Transfer:
             )
         )
 
-    def write(self, number: int, data: bytes) -> None:
+    def write(self, number: int, data: bytes | memoryview) -> None:
         """Some content of a file."""
         self._batch.append((self._incoming[number], data))
         self._batched += len(data)
@@ -667,7 +668,7 @@ class Transfer:
             except OSError as error:
                 raise ServerError(f"receiving a build context: {reason(error)}") from error
 
-    def _write(self, batch: list[tuple[_Incoming, bytes]]) -> None:
+    def _write(self, batch: list[tuple[_Incoming, bytes | memoryview]]) -> None:
         """In a thread."""
         left = room(self._descriptors[0])
         for incoming, data in batch:
@@ -706,14 +707,18 @@ class Transfer:
 
     async def discard(self) -> None:
         """Drop what has arrived."""
+        await uninterrupted(self._discard())
+
+    async def _discard(self) -> None:
         if self._writing is not None:
-            await uninterrupted(asyncio.wait([self._writing]))
-            if not self._writing.cancelled():
-                self._writing.exception()
+            await asyncio.wait([self._writing])
+            self._writing.exception()  # mark it as retrieved
         descriptors, self._descriptors = self._descriptors, []
-        await uninterrupted(asyncio.to_thread(_close, descriptors))
         held, self._held = self._held, None
-        _release(held)
+        try:
+            await asyncio.to_thread(_close, descriptors)
+        finally:
+            _release(held)
 
 
 def _write(descriptor: int, data: memoryview, at: int) -> None:

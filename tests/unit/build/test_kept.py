@@ -286,6 +286,33 @@ def test_a_transfer_that_fails_leaves_what_was(tmp_path: Path) -> None:
     run(work, tmp_path)
 
 
+def test_a_transfer_that_is_cancelled_while_it_fails(tmp_path: Path) -> None:
+    """The client leaves, and its build is cancelled while the files are being closed."""
+
+    async def work(store: Store) -> None:
+        async def fail(begun: asyncio.Future[None]) -> None:
+            async with store.contexts.transfer(KEY, "words", "one") as transfer:
+                stat = field(2, Node(b"22", modified=OLD).stat("b"))
+                described = protobuf.decode(stat, Packet).stat
+                assert described is not None and transfer.add(0, stat, filesync.listed(described))
+                transfer.write(0, b"2")
+                await transfer._flush()
+                begun.set_result(None)
+                raise ZeroDivisionError
+
+        for turns in range(6):
+            begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            task = asyncio.create_task(fail(begun))
+            await begun
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        assert not store.contexts.all() and store.files == []
+
+    run(work, tmp_path)
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(store: Store) -> None:
         await store.build({"a": b"1"})
