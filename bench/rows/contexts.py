@@ -178,7 +178,8 @@ def jobs(size: Size, material: Material) -> list[Job]:
     def warm(project: Project) -> Callable[[Engine], str]:
         def prepare(engine: Engine) -> str:
             usable(engine)
-            for _ in range(2):  # dockerd needs a second look, too: its first build is of other paths
+            # dockerd needs a second look, too: its first build is of other paths
+            for _ in range(2):
                 image = built(engine, project)[1]
             return image
 

@@ -251,7 +251,7 @@ class Hashing:
         """Bytes until the end of a large content's chunk."""
         self._digests: list[bytes] = []
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: bytes | memoryview) -> None:
         """The next piece."""
         if self._size <= LARGE:
             self._hashed.update(data)

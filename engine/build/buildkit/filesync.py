@@ -39,6 +39,8 @@ FILES_AHEAD = 64
 BYTES_AHEAD = 4 << 20
 FILES_LIMIT = 1_000_000
 """Files in one list."""
+_DATA_BEGINS, _ID_TAG, _DATA_TAG = b"\x08\x02", 0x18, 0x22
+"""Type 2, and the tags of the two fields that follow."""
 _AT_ONCE = 32
 """Packets after which other tasks have a turn."""
 _HARD_LINK = "1"
@@ -70,7 +72,7 @@ class Receiver(Protocol):
     def add(self, number: int, stat: bytes, file: Listed, /) -> bool:
         """Add a file that is not known. True if its content is needed, as that of `number`."""
 
-    def write(self, number: int, data: bytes, /) -> None:
+    def write(self, number: int, data: bytes | memoryview, /) -> None:
         """Some content of a file, of all files in any order."""
 
     def complete(self, number: int, /) -> None:
@@ -104,7 +106,7 @@ class InMemory:
             self._contents[file.path] = bytearray()
         return file.kind == FILE
 
-    def write(self, number: int, data: bytes) -> None:
+    def write(self, number: int, data: bytes | memoryview) -> None:
         self._left -= len(data)
         if self._left < 0:
             raise InvalidParameter(f"{self._name}: larger than {self._limit} bytes")
@@ -210,6 +212,9 @@ class _Copy:
         if not self._all_listed and self._receiver.recall(message):
             self._count()
             return
+        if (data := _data(message)) is not None:
+            self._add(*data)
+            return
         packet = self._packet(message)
         if packet.type == STAT:
             self._list(message, packet.stat)
@@ -240,7 +245,7 @@ class _Copy:
         if self._receiver.add(number, message, file):
             self._unrequested.append(_File(number, file))
 
-    def _add(self, number: int, data: bytes) -> None:
+    def _add(self, number: int, data: bytes | memoryview) -> None:
         file = self._requested.get(number)
         if file is None:
             raise InvalidParameter(f"{self._name}: content of file {number}, which was not requested")
@@ -253,6 +258,25 @@ class _Copy:
             del self._requested[number]
             self._ahead -= file.size
             self._receiver.complete(number)
+
+
+def _data(message: bytes) -> tuple[int, memoryview] | None:
+    """Number and content of a DATA packet as clients encode it, without a copy. None for all other
+    messages, which `protobuf.decode` reads.
+    """
+    if message[:2] != _DATA_BEGINS:
+        return None
+    view = memoryview(message)
+    number, place = 0, len(_DATA_BEGINS)
+    try:
+        if view[place] == _ID_TAG:
+            number, place = protobuf.read_varint(view, place + 1)
+        if view[place] != _DATA_TAG:
+            return None
+        size, place = protobuf.read_varint(view, place + 1)
+    except (IndexError, ValueError):
+        return None
+    return (number, view[place:]) if len(view) - place == size else None
 
 
 def listed(described: Stat) -> Listed:

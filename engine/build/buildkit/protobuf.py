@@ -98,16 +98,16 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, Any]]:
         tag = view[place]
         place += 1
         if tag >= 0x80:
-            tag, place = _varint(view, place - 1)
+            tag, place = read_varint(view, place - 1)
         number, wire = tag >> 3, tag & 7
         if number == 0:
             raise ValueError("a field has the number 0")
         value: Any
         if wire == VARINT:
-            value, place = _varint(view, place)
+            value, place = read_varint(view, place)
         else:
             if wire == BYTES:
-                length, place = _varint(view, place)
+                length, place = read_varint(view, place)
             elif wire in (FIXED32, FIXED64):
                 length = 4 if wire == FIXED32 else 8
             else:
@@ -120,7 +120,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, Any]]:
         yield number, wire, value
 
 
-def _varint(view: memoryview, place: int) -> tuple[int, int]:
+def read_varint(view: memoryview, place: int) -> tuple[int, int]:
     """The number at `place`, and the place after it."""
     value = shift = 0
     while True:
@@ -227,7 +227,7 @@ def _list(name: str, number: int, kind: _Kind) -> _Field:
                 return found
             place = 0
             while place < len(value):
-                number, place = _varint(value, place)
+                number, place = read_varint(value, place)
                 found.append(kind.decode(number, depth))
             return found
 

@@ -40,7 +40,7 @@ class Copied:
             self._incoming[number] = file.path, bytearray()
         return file.kind == "0"
 
-    def write(self, number: int, data: bytes) -> None:
+    def write(self, number: int, data: bytes | memoryview) -> None:
         self._incoming[number][1].extend(data)
 
     def complete(self, number: int) -> None:
