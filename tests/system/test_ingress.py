@@ -182,7 +182,7 @@ class Host(Place):
 
     def container(self, address: str) -> Place:
         """On the bridge and, second, on the ingress network."""
-        made = Place(self.run(empty))
+        made = Place(self.run(empty, None))
         self.containers.append(made)
         end = f"c{len(self.containers)}"
         self(f"ip link add {end} type veth peer name eth0 netns {made.path}")

@@ -63,7 +63,8 @@ def _chosen(process: Process, wanted: Wanted) -> bool:
 
 def _threads(process: Process) -> list[Process]:
     found = []
-    for tid in sorted(int(name) for name in os.listdir(f"/proc/{process.pid}/task")):
+    # In the kernel's order, the oldest first, as ps(1): the numbers begin again at pid_max.
+    for tid in map(int, os.listdir(f"/proc/{process.pid}/task")):
         try:
             found.append(Process(process.pid, process.host, tid))
         except (OSError, ValueError):

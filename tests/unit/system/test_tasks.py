@@ -94,6 +94,7 @@ ENGINE = Path(__file__).resolve().parents[3] / "engine"
 KEPT = {
     ("build/build.py", "self._results[stage.index]"): "awaited by `_run`",
     ("build/buildkit/control.py", "result.building"): "awaited by `_image_of`, ended by `_end`",
+    ("build/kept.py", "self._writing"): "awaited by `_written` and `_discard`",
     ("http/protocol.py", "self._task"): "reports its own failures",
     ("images/pull.py", "download.task"): "awaited by each user of the download",
     ("images/registry/download.py", "self._writing"): "awaited by `_settle`",
