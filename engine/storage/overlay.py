@@ -60,7 +60,7 @@ from engine.storage.lowers import Lowers, inherit
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Ingest, Layer, Usage
 from engine.system import detached_mounts, files, mounts, threads, user_namespaces
-from engine.system.detached_mounts import NewFile, Tree
+from engine.system.detached_mounts import MountNamespace, NewFile, Tree
 from engine.system.tasks import spawn
 from engine.system.threads import Threads, uninterrupted
 from engine.system.user_namespaces import IdMap
@@ -173,7 +173,7 @@ class OverlaySnapshots:
         self._children: Counter[str] = Counter(layer.parent for layer in self._layers.values() if layer.parent)
         self._standing: Counter[str] = Counter(s.parent for s in self._snapshots.values() if s.parent)
         self._counting = Threads(COUNT_THREADS)
-        self.mount_namespace = detached_mounts.MountNamespace(self._directory, _ROOTS)
+        self.mount_namespace = MountNamespace(self._directory, _ROOTS)
         self._ids = ids
         self._opened: dict[str, _Opened] = {}
         self._transient: set[str] = set()
@@ -432,7 +432,7 @@ class OverlaySnapshots:
         self._opened = await self.mount_namespace.run(_mounted)
         if self._ids is not None:
             try:
-                await self.mount_namespace.run(functools.partial(_map_layers, self._ids))
+                await self.mount_namespace.run(functools.partial(_map_layers, self.mount_namespace, self._ids))
             except (ServerError, OSError) as error:
                 raise ServerError(
                     f"--userns-remap needs overlays of ID-mapped mounts (Linux 5.19) on the file system of "
@@ -733,48 +733,50 @@ class OverlaySnapshots:
             await self.settle()
 
 
-def _map_layers(ids: IdMap) -> None:
+def _map_layers(namespace: MountNamespace, ids: IdMap) -> None:
     """Attach the ID-mapped clone of ROOT/layers, and try it. Call it in a thread of the namespace.
 
     A clone of an earlier daemon is replaced; overlays that were mounted from it stay as they are.
     Raises ServerError on a host without such mounts.
     """
-    if os.path.isdir(_MAPPED):
-        detached_mounts.detach(_MAPPED)
-    else:
+    with contextlib.suppress(FileExistsError):
         os.mkdir(_MAPPED, 0o700)
-    namespace = ids.namespace()
+    if detached_mounts.is_mount(_MAPPED):
+        detached_mounts.detach(_MAPPED)
+    user_namespace = ids.namespace()
     try:
         tree = detached_mounts.clone(".")
         try:
-            detached_mounts.map_ids(tree, namespace)
+            detached_mounts.map_ids(tree, user_namespace)
             detached_mounts.attach(tree, _MAPPED)
         finally:
             os.close(tree)
     finally:
-        os.close(namespace)
-    _try_mapped(ids)
+        os.close(user_namespace)
+    _try_mapped(namespace, ids)
 
 
-def _try_mapped(ids: IdMap) -> None:
+def _try_mapped(namespace: MountNamespace, ids: IdMap) -> None:
     """Mount an overlay from the clone, which is removed again. Raises ServerError."""
-    trial, target = Path("trial"), "/trial"
+    trial = Path("trial")
     files.remove_tree(trial)  # of a daemon that was killed here
-    os.mkdir(target)
+    place = namespace.place()
     try:
         for name in ("lower", "upper", "work"):
             (trial / name).mkdir(parents=True)
         _mount(
-            *(ids, "overlay", target, "overlay"),
+            *(ids, "overlay", place, "overlay"),
             options=f"lowerdir={trial}/lower,upperdir={trial}/upper,workdir={trial}/work,{_OPTIONS}",
         )
-        read_only = os.statvfs(target).f_flag & os.ST_RDONLY
-        detached_mounts.detach(target)
+        try:
+            read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+        finally:
+            detached_mounts.detach(place)
         if read_only:
             raise ServerError(f"an overlay of ID-mapped mounts is read-only: {_why_read_only(Path())}")
     finally:
         files.remove_tree(trial)
-        os.rmdir(target)
+        os.rmdir(place)
 
 
 def _mount(ids: IdMap | None, source: str, target: str, type_: str = "", flags: int = 0, options: str = "") -> None:

@@ -426,6 +426,42 @@ def test_a_mount_of_another_range_is_not_used_again(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize("step", ["detached_mounts.map_ids", "_mount", "os.statvfs"])
+def test_a_kill_while_the_layers_are_mapped(step: str, tmp_path: Path) -> None:
+    """The next engine takes over the namespace in which the trial mount is, or its place."""
+    program = """
+import asyncio, os, sys, threading, time
+from pathlib import Path
+from engine.storage import overlay
+from engine.storage.records import Records
+from engine.system.user_namespaces import IdMap, Range
+
+def stop(*_, **__):
+    print(threading.get_native_id(), flush=True)
+    time.sleep(1000)
+
+root, step = Path(sys.argv[1]), sys.argv[2]
+ids = IdMap(uids=(Range(0, 1500000, 10),), gids=(Range(0, 1500000, 10),))
+snapshots = overlay.OverlaySnapshots(root, Records(root / "state.db"), ids=ids)
+if step:
+    module, _, name = step.rpartition(".")
+    setattr(getattr(overlay, module) if module else overlay, name, stop)
+asyncio.run(snapshots.resume(int(sys.argv[3])))
+os._exit(0)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen([*command, step, "-1"], stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        thread = int(killed.stdout.readline())
+        namespace = os.open(f"/proc/{killed.pid}/task/{thread}/ns/mnt", os.O_RDONLY)
+        killed.kill()
+    try:
+        subprocess.run([*command, "", str(namespace)], pass_fds=[namespace], check=True)
+    finally:
+        os.close(namespace)
+    assert os.listdir(tmp_path / "layers") == []
+
+
 def test_a_kill_of_daemon_and_monitor(tmp_path: Path) -> None:
     with remapped(tmp_path) as engine:
         engine.load_busybox()
