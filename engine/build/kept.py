@@ -357,7 +357,7 @@ class KeptContexts:
             index = self._decoded(directory)
         except FileNotFoundError:
             index = _Index("", {}, [])
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, LookupError, struct.error, msgspec.MsgspecError) as error:
             _log.info("the files of a build context are dropped: %s", words(error))
             index = _Index("", {}, [])
             with contextlib.suppress(FileNotFoundError):
@@ -366,7 +366,9 @@ class KeptContexts:
         return index
 
     def _decoded(self, directory: Path) -> _Index:
-        """Raises OSError, ValueError and MsgspecError for what cannot be used."""
+        """Raises OSError, ValueError, LookupError, struct.error and MsgspecError for what cannot be
+        used.
+        """
         data = memoryview((directory / _INDEX).read_bytes())
         blocks = []
         at = 0

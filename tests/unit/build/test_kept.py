@@ -230,7 +230,7 @@ def test_other_keys_and_other_boots(tmp_path: Path) -> None:
     run(work, tmp_path)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "garbage", "no segment", "short segment"])
+@pytest.mark.parametrize("damage", ["truncated", "empty", "long", "garbage", "no segment", "short segment"])
 def test_a_damaged_index_is_dropped(damage: str, tmp_path: Path) -> None:
     async def work(store: Store) -> None:
         await store.build(TREE)
@@ -238,6 +238,10 @@ def test_a_damaged_index_is_dropped(damage: str, tmp_path: Path) -> None:
         (segment,) = [store.directory / KEY / name for name in store.files if name != "index"]
         if damage == "truncated":
             os.truncate(index, index.stat().st_size - 3)
+        elif damage == "empty":  # as a power failure leaves a file that was not synced
+            os.truncate(index, 0)
+        elif damage == "long":
+            index.write_bytes(index.read_bytes() + b"x")
         elif damage == "garbage":
             index.write_bytes(os.urandom(1000))
         elif damage == "no segment":
