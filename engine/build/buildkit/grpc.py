@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 MESSAGE_LIMIT = 4 << 20
 """Bytes of a message."""
-WINDOW = MESSAGE_LIMIT + (64 << 10)
+WINDOW = MESSAGE_LIMIT + (1 << 20)
 """Bytes that one stream may receive ahead of its reader: at least one message."""
 CONNECTION_WINDOW = 16 << 20
 """This window is opened again as bytes arrive: it bounds only what is under way."""
@@ -164,7 +164,8 @@ class Stream:
                 self._readable = None
         message = self._messages.popleft()
         self._taken += len(message) + _PREFIX.size
-        if self._taken >= WINDOW // 4:
+        # Both sides would wait for ever in a window that is too small for the next message.
+        if self._taken > WINDOW - MESSAGE_LIMIT - _PREFIX.size:
             self._connection.open_window(self._number, self._taken)
             self._taken = 0
         return message

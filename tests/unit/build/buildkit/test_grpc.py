@@ -259,6 +259,33 @@ def test_a_reader_that_is_slow_stops_the_sender() -> None:
     served(act, {"/floods": floods})
 
 
+def test_the_largest_message_fits_behind_any_other() -> None:
+    """The window is opened in time for a message whose reader has taken little before it."""
+
+    async def sizes(stream: Stream) -> None:
+        while (message := await stream.receive()) is not None:
+            await stream.send(struct.pack("<I", len(message)))
+
+    sent = [(1 << 20) - 10, grpc.MESSAGE_LIMIT, grpc.MESSAGE_LIMIT // 5, grpc.MESSAGE_LIMIT]
+
+    async def act(client: Client) -> None:
+        number = client.begin("/sizes")
+        data = b"".join(framed(bytes(size)) for size in sent)
+        while data:
+            room = min(client.h2.local_flow_control_window(number), client.h2.max_outbound_frame_size, len(data))
+            if room:
+                client.h2.send_data(number, data[:room], end_stream=room == len(data))
+                data = data[room:]
+                await client.send()
+            else:
+                await client.until(h2.events.WindowUpdated)
+        assert (await client.status())["grpc-status"] == "0"
+        received = [event.data for event in client.events if isinstance(event, h2.events.DataReceived)]
+        assert b"".join(received) == b"".join(framed(struct.pack("<I", size)) for size in sent)
+
+    served(act, {"/sizes": sizes})
+
+
 @given(st.binary(max_size=400), st.booleans(), st.integers(0, 20))
 def test_bytes_that_are_not_http2(data: bytes, preface: bool, kind: int) -> None:
     """The connection ends; nothing else happens."""
