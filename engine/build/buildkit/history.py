@@ -72,7 +72,7 @@ STORED = 256 << 20
 LOG_BYTES = 32 << 20
 """Bytes of one log. Beyond them only the beginning and the end of each vertex are recorded."""
 ATTRIBUTES = 32 << 10
-"""Bytes of the frontend's attributes in one record."""
+"""Bytes of the frontend's attributes in one record, and of all exporters with theirs."""
 REFERENCE = 256
 """Bytes of a reference. A build with a longer one, or one that is not UTF-8, leaves no record."""
 PIECE = 1 << 20
@@ -463,19 +463,36 @@ def _begun(request: SolveRequest) -> BuildHistoryRecord:
     exporters = list(request.exporters)
     if not exporters and request.exporter:
         exporters = [Exporter(type=request.exporter, attributes=request.exporter_attributes)]
+    recorded = []
+    left = ATTRIBUTES
+    for each in exporters:
+        exporter = Exporter(_text(each.type), _bounded(each.attributes, left))
+        left -= _EXPORTER + len(exporter.type) + _length(exporter.attributes)
+        if left < 0:
+            break
+        recorded.append(exporter)
     return BuildHistoryRecord(
         ref=request.ref,
         frontend=_text(request.frontend[:REFERENCE]),
         attributes=_bounded(request.attributes),
-        exporters=[Exporter(_text(each.type), _bounded(each.attributes)) for each in exporters],
+        exporters=recorded,
         created=Time(*divmod(time.time_ns(), 1_000_000_000)),
     )
 
 
-def _bounded(attributes: Mapping[str, str]) -> dict[str, str]:
-    """The attributes that fit into a record, without passwords in URLs. The first ones count."""
+_EXPORTER = 16
+"""Bytes for which an exporter counts that has neither type nor attributes."""
+
+
+def _length(attributes: Mapping[str, str]) -> int:
+    return sum(len(name) + len(value) for name, value in attributes.items())
+
+
+def _bounded(attributes: Mapping[str, str], left: int = ATTRIBUTES) -> dict[str, str]:
+    """The attributes that fit into a record, in which `left` bytes are left, without passwords in
+    URLs. The first ones count.
+    """
     found: dict[str, str] = {}
-    left = ATTRIBUTES
     for name, value in attributes.items():
         left -= len(name) + len(value)
         if left < 0:

@@ -16,7 +16,7 @@ import pytest
 from engine.build.buildkit import history as module
 from engine.build.buildkit import protobuf
 from engine.build.buildkit.control_messages import Exporter, SolveRequest, StatusResponse, Time, VertexWarning
-from engine.build.buildkit.history import History, Limits, Listener, Row
+from engine.build.buildkit.history import ATTRIBUTES, History, Limits, Listener, Row
 from engine.build.buildkit.history_messages import COMPLETE, DELETED, STARTED, BuildHistoryEvent, BuildHistoryRecord
 from engine.build.buildkit.progress import Progress
 from engine.errors import InvalidParameter, NotFound, ServerError
@@ -192,10 +192,14 @@ def test_texts_that_are_not_utf_8(tmp_path: Path) -> None:
 
 def test_large_attributes_are_cut(tmp_path: Path) -> None:
     async def work(history: History) -> None:
-        request = SolveRequest(ref="one", attributes={"a": "b", "build-arg:X": "x" * (1 << 20)})
+        exporters = [Exporter("x" * 1000, {"name": "x" * 1000})] * 1000
+        request = SolveRequest(ref="one", attributes={"a": "b", "build-arg:X": "x" * (1 << 20)}, exporters=exporters)
         progress = Progress("one")
         with history.recorded(request, progress, failed):
-            assert [record.attributes for record in history.active()] == [{"a": "b"}]
+            (record,) = history.active()
+            assert record.attributes == {"a": "b"}
+            assert record.exporters[0].attributes == {"name": "x" * 1000}
+            assert len(protobuf.encode(record)) < 2 * ATTRIBUTES
         progress.close()
 
     run(tmp_path, work)
