@@ -36,12 +36,16 @@ from engine.images.remote import Remote
 from engine.wire.images import Descriptor
 
 INLINE, LOCAL, REGISTRY = "inline", "local", "registry"
+MOST = 20
+"""Caches of one build."""
 _HUB_HOST = "registry-1.docker.io"
 _PLACES = {LOCAL: "client directory", REGISTRY: "registry"}
 
 
 def check(exports: Sequence[CacheEntry]) -> None:
     """Raises InvalidParameter and Unimplemented for what cannot be exported."""
+    if len(exports) > MOST:
+        raise InvalidParameter(f"a build exports at most {MOST} caches")
     for place, entry in enumerate(exports):
         if entry in exports[:place]:
             raise InvalidParameter(f"duplicate cache exports [{entry.type[:100]}]")
@@ -192,4 +196,4 @@ class _Directory:
             await self._session.write_blob(self._store, chunks(), lambda: digest)
 
 
-__all__ = ["INLINE", "Exports", "check"]
+__all__ = ["INLINE", "MOST", "Exports", "check"]

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -57,23 +57,30 @@ class _Source(NamedTuple):
     blobs: Blobs
 
 
-def entries(attributes: Mapping[str, str], given: Sequence[CacheEntry] = ()) -> list[CacheEntry]:
-    """The caches that a request names: in a field of its own, in the frontend's option
-    `cache-imports`, or in the older `cache-from`. Raises InvalidParameter.
+def entries(attributes: Mapping[str, str]) -> list[CacheEntry]:
+    """The caches that the frontend's option `cache-imports` names, or the older `cache-from`.
+    Raises InvalidParameter.
     """
-    found = [*given]
     text = attributes.get("cache-imports", "")
     try:
         listed = msgspec.json.decode(text.encode(errors="surrogateescape"), type=list[_Import] | None) if text else None
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise InvalidParameter(f"invalid value for cache-imports: {decoding_reason(error)}") from None
-    found += [CacheEntry(each.type, each.attrs) for each in listed or ()]
-    if not text:
-        found += [CacheEntry("registry", {"ref": ref}) for ref in attributes.get("cache-from", "").split(",") if ref]
-    unique = [entry for place, entry in enumerate(found) if entry not in found[:place]]
-    if len(unique) > MOST:
-        raise InvalidParameter(f"a build imports at most {MOST} caches")
-    return unique
+    if text:
+        return unique(CacheEntry(each.type, each.attrs) for each in listed or ())
+    return unique(CacheEntry("registry", {"ref": ref}) for ref in attributes.get("cache-from", "").split(",") if ref)
+
+
+def unique(given: Iterable[CacheEntry]) -> list[CacheEntry]:
+    """Each cache once. Raises InvalidParameter for more than MOST."""
+    found: list[CacheEntry] = []
+    for entry in given:
+        if entry in found:
+            continue
+        if len(found) == MOST:  # not at the end: each entry is compared with all of them
+            raise InvalidParameter(f"a build imports at most {MOST} caches")
+        found.append(entry)
+    return found
 
 
 async def opened(
@@ -239,4 +246,4 @@ def _cache(
     return ImportedCache(source.name, source.blobs, steps, layers)
 
 
-__all__ = ["entries", "opened"]
+__all__ = ["MOST", "entries", "opened", "unique"]

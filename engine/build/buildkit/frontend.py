@@ -350,7 +350,7 @@ class Files:
 
     async def imports(self, builder: Builder, given: Sequence[CacheEntry], progress: Progress) -> Imports | None:
         """The caches of the build that can be read. `given`: those of the request itself."""
-        wanted = [*self._wanted.imports, *(entry for entry in given if entry not in self._wanted.imports)]
+        wanted = cache_imports.unique((*self._wanted.imports, *given))
         if not wanted:
             return None
         platform = self._wanted.options.platform
