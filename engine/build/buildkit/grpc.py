@@ -31,7 +31,7 @@ from h2 import events
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.exceptions import H2Error, StreamClosedError
+from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
 from engine._fast.h2data import Scanner
@@ -308,6 +308,8 @@ class Connection(asyncio.Protocol):
             return
         for event in happened:
             self._handle(event)
+        if not self.open:
+            return
         self._register()
         if self._received >= CONNECTION_WINDOW // 4:
             self._h2.increment_flow_control_window(self._received)
@@ -545,7 +547,8 @@ class Connection(asyncio.Protocol):
         stream = self._streams[number] = Stream(self, number, headers)
         handler = self._handlers.get(path)
         if not _first(headers, "content-type").startswith("application/grpc"):
-            self._h2.send_headers(number, [(":status", "415")], end_stream=True)
+            with contextlib.suppress(H2Error):  # the client has ended the call already
+                self._h2.send_headers(number, [(":status", "415")], end_stream=True)
             self._streams.pop(number)
             return
         task = spawn(self._serve(stream, number, path, handler), f"serving {path}")
@@ -556,7 +559,10 @@ class Connection(asyncio.Protocol):
         status, message, more = OK, "", ""
         # Clients of the build history compare its times with it.
         now = ("buildkit-current-timestamp", rfc3339(time.time_ns()))
-        self._h2.send_headers(number, [(":status", "200"), ("content-type", "application/grpc"), now])
+        try:
+            self._h2.send_headers(number, [(":status", "200"), ("content-type", "application/grpc"), now])
+        except H2Error:  # the client has ended the connection already
+            return
         self._flush()
         try:
             if handler is None:
@@ -578,7 +584,7 @@ class Connection(asyncio.Protocol):
                 trailers += [("grpc-status-details-bin", more)] if more else []
                 self._h2.send_headers(number, trailers, end_stream=True)
                 self._flush()
-            with contextlib.suppress(H2Error, StreamClosedError):
+            with contextlib.suppress(H2Error):
                 self._h2.reset_stream(number, ErrorCodes.NO_ERROR)  # it may still be sending
                 self._flush()
             self._streams.pop(number, None)

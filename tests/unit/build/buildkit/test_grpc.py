@@ -222,6 +222,28 @@ def test_a_client_that_resets_its_calls_at_once() -> None:
     served(act, {"/waits": waits})
 
 
+def test_calls_that_are_over_before_they_begin(caplog: pytest.LogCaptureFixture) -> None:
+    """Their headers, and what ends them, arrive together. That is no failure of the engine."""
+
+    async def resets(client: Client) -> None:
+        client.h2.reset_stream(client.begin(content_type="text/plain"), 8)
+        number = client.begin()
+        client.h2.send_data(number, framed(b"x"), end_stream=True)
+        await client.send()
+        assert (await client.status())["grpc-status"] == "0"
+
+    async def ends(client: Client) -> None:
+        client.begin()
+        client.begin(content_type="text/plain")
+        client.h2.close_connection()
+        await client.send()
+        await client.to_end()
+
+    served(resets)
+    served(ends)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_a_client_that_leaves_cancels_its_calls() -> None:
     cancelled = asyncio.Event()
 
