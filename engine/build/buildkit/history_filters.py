@@ -24,6 +24,10 @@ from engine.errors import InvalidParameter, words
 
 Condition = Callable[[BuildHistoryRecord], bool]
 
+LONGEST = 4096
+"""Characters of all filters of a request. Each condition is asked of each record, in the event
+loop.
+"""
 SECOND = 1_000_000_000
 _TIMES = re.compile(r"(startedAt|completedAt|duration)(>=|<=|>|<)(.*)", re.DOTALL)
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
@@ -38,6 +42,8 @@ _EXPRESSION = re.compile(r"[*+?()\[\]{}|^$]")
 
 def parse(filters: Sequence[str], now: int) -> Condition:
     """The condition that the values of a request state. `now`: nanoseconds since the epoch."""
+    if sum(len(text) + 1 for text in filters) > LONGEST:
+        raise InvalidParameter(f"the history filters have more than {LONGEST} characters")
     alternatives = [_all(text, now) for text in filters]
     if not alternatives:
         return lambda _: True

@@ -89,6 +89,12 @@ _PART = st.sampled_from(
 )
 
 
+@pytest.mark.parametrize("filters", [["ref!=x"] * 1000, [",".join(["ref!=x"] * 1000)], [""] * 5000])
+def test_filters_that_are_too_long(filters: list[str]) -> None:
+    with pytest.raises(InvalidParameter, match="the history filters have more than 4096 characters"):
+        history_filters.parse(filters, NOW)
+
+
 @given(st.lists(st.one_of(_PART, st.text(max_size=5)), max_size=8))
 def test_any_text_is_a_condition_or_refused(parts: list[str]) -> None:
     try:
