@@ -29,6 +29,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import secrets
 import struct
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
@@ -138,7 +139,8 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._new = path.with_name(f".{path.name}")
+        # A client may use a reference again while the record of the build before is being written.
+        self._new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         self._descriptor = -1
         self._compressor = zstandard.ZstdCompressor(compression_params=_COMPRESSION)
         self._frame = self._compressor.compressobj()
@@ -313,8 +315,10 @@ class History:
         finally:
             if file.open:
                 await uninterrupted(asyncio.to_thread(file.close))
-            self._active.pop(ref, None)
-            self._writing.pop(ref, None)
+            if self._active.get(ref) is record:
+                del self._active[ref]
+            if self._writing.get(ref) is asyncio.current_task():
+                del self._writing[ref]
 
     # --- what is kept -----------------------------------------------------------------------------
 

@@ -331,6 +331,31 @@ def test_a_ref_that_is_used_again(tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+def test_a_ref_that_is_used_again_at_once(tmp_path: Path) -> None:
+    """The record of the first build is still being written."""
+
+    async def work(history: History) -> None:
+        first, second = Progress("one"), Progress("one")
+        texts = [secrets.token_hex(1 << 16) for _ in range(20)]
+        with history.recorded(SolveRequest(ref="one"), first, failed):
+            pass
+        with history.recorded(SolveRequest(ref="one"), second, failed):
+            for text in texts:
+                for progress in (first, second):
+                    progress.vertex("step").log(text)
+                    await progress.room()
+            first.close()
+            await asyncio.wait([*history._tasks], return_when=asyncio.FIRST_COMPLETED)
+            assert [record.ref for record in history.active()] == ["one"]
+            assert sum(len(log.message) for report in await log_of(history, "one") for log in report.logs) == 20 << 17
+        second.close()
+        await history.recent()
+        assert not history.active()
+        assert sum(len(log.message) for report in await log_of(history, "one") for log in report.logs) == 20 << 17
+
+    run(tmp_path, work)
+
+
 def test_a_record_is_a_row(tmp_path: Path) -> None:
     """What is in the database has a size that does not grow with the log."""
 
