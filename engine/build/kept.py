@@ -17,7 +17,8 @@ A STAT must identify a content. It has times and sizes, but no inode. Asked for 
   change may leave the time as it is;
 - weak files: their time has no part below a millisecond, so a program has probably set it;
 - twins: another file of the context has or had the same size and time, and other content. Renaming
-  one to the other changes no STAT but that of the directory, which must be unchanged.
+  one to the other changes no STAT but that of the directory, which must be unchanged. A directory
+  whose time another one has or had may itself be that one, renamed.
 
 The key names the directory, and not only its last part: see `key_of`. An index from before the last
 boot is dropped, because the blocks of its segments may not have reached the disk.
@@ -219,8 +220,6 @@ class KeptContexts:
 
     async def _begin(self, key: str, what: str) -> Transfer:
         held = self._hold(key) if key else None
-        if held is not None:
-            held.users += 1
         try:
             async with held.lock if held is not None else contextlib.nullcontext():
                 opening = asyncio.ensure_future(asyncio.to_thread(self._opened, key))
@@ -231,14 +230,25 @@ class KeptContexts:
                         opening.result().close()
                     raise
         except BaseException as error:
-            _release(held)
+            self.release(key)
             if isinstance(error, OSError):
                 raise ServerError(f"receiving a build context: {reason_with_file(error)}") from error
             raise
-        return Transfer(self, key, what, held, opened)
+        return Transfer(self, key, what, opened)
 
     def _hold(self, key: str) -> _Held:
-        return self._held.setdefault(key, _Held())
+        """The context, with one user more. `release` ends that use."""
+        held = self._held.setdefault(key, _Held())
+        held.users += 1
+        return held
+
+    def release(self, key: str) -> None:
+        """End a use of a context, and forget one that has no files. `key`: "" does nothing."""
+        if key:
+            held = self._held[key]
+            held.users -= 1
+            if not held.users and not held.size:
+                del self._held[key]
 
     def _opened(self, key: str) -> _Opened:
         """Open what a transfer needs. In a thread, with the lock."""
@@ -253,9 +263,9 @@ class KeptContexts:
                 undo.pop_all()
                 return _Opened({}, [passing], [])
             directory = self._directory / key
-            directory.mkdir(0o700, parents=True, exist_ok=True)
+            self._directory.mkdir(0o700, parents=True, exist_ok=True)
             index = self._read(key)
-            fresh = opened(files.temporary_file(directory))
+            fresh = opened(files.temporary_file(self._directory))
             segments = [opened(os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)) for name in index.segments]
             undo.pop_all()
             known = {record.stat: record for record in index.records}
@@ -269,7 +279,6 @@ class KeptContexts:
         size.
         """
         held = self._hold(key)
-        held.users += 1
 
         async def work() -> None:
             try:
@@ -282,7 +291,7 @@ class KeptContexts:
             finally:
                 # In a thread: the last descriptor of an unnamed file frees its pages.
                 await uninterrupted(asyncio.to_thread(os.close, fresh))
-                _release(held)
+                self.release(key)
             await self._shrink(kept.budget)
 
         task = spawn(work(), "keeping a build context")
@@ -311,7 +320,7 @@ class KeptContexts:
             elif begun - before.used > _USED_NS or before.file.mtime >= before.used - RACY_NS:
                 known[record.file.path] = msgspec.structs.replace(before, used=begun)
                 changed = True
-        if not changed:
+        if not changed and segments:
             os.utime(directory / _INDEX)
             return _Kept(sum(segments.values()), budget)
         found = [*_with_twins(known.values(), (*index.records, *records))]
@@ -320,11 +329,13 @@ class KeptContexts:
             if record.segment:
                 live[record.segment] += record.file.size
         total = sum(live.values())
-        if total > budget // 2:
-            _log.info("a build context of %d bytes is too large to be kept", total)
+        if not total or total > budget // 2:
+            if total:
+                _log.info("a build context of %d bytes is too large to be kept", total)
             self._remove(key)
             return _Kept(0, budget)
         try:
+            directory.mkdir(0o700, exist_ok=True)
             if live[name]:
                 _link(fresh, directory / name)
                 segments[name] = size
@@ -417,17 +428,19 @@ class KeptContexts:
 
     async def remove(self, key: str) -> bool:
         """Remove a context. False when a build uses it. Raises ServerError."""
-        held = self._held.get(key)
-        if held is None or held.users:
+        if key not in self._held or self._held[key].users:
             return False
-        async with held.lock:
-            if held.users:
-                return False
-            try:
+        held = self._hold(key)
+        try:
+            async with held.lock:
+                if held.users > 1:
+                    return False
                 await uninterrupted(asyncio.to_thread(self._remove, key))
-            except OSError as error:
-                raise ServerError(f"build context {key}: {reason_with_file(error)}") from error
-            held.size = 0
+                held.size = 0
+        except OSError as error:
+            raise ServerError(f"build context {key}: {reason_with_file(error)}") from error
+        finally:
+            self.release(key)
         return True
 
     async def sweep(self) -> None:
@@ -444,6 +457,8 @@ class KeptContexts:
                     held.size = size
             except OSError as error:
                 _log.warning("build context %s: %s", key, reason_with_file(error))
+            finally:
+                self.release(key)
 
     def _swept(self, key: str) -> tuple[int, str, int]:
         """Size, words and time of a context; it is removed if it has no files."""
@@ -483,11 +498,6 @@ class _Opened(NamedTuple):
         _close(self.descriptors)
 
 
-def _release(held: _Held | None) -> None:
-    if held is not None:
-        held.users -= 1
-
-
 def _identifies(mtime: int, seen: int) -> bool:
     """True if a file that had this time at `seen` gets another one with each later change: it is
     neither racy nor weak.
@@ -496,17 +506,29 @@ def _identifies(mtime: int, seen: int) -> bool:
 
 
 def _with_twins(records: Iterable[Record], seen: Iterable[Record]) -> Iterator[Record]:
-    """The records; marked are those whose size and time one in `seen` had with other content."""
-    digests: dict[tuple[int, int], bytes] = {}
+    """The records; marked are files whose size and time one in `seen` had with other content, and
+    directories whose time another one in `seen` had.
+    """
+    owners: dict[tuple[str, int, int], bytes | str] = {}
     twins = set()
     for record in seen:
-        if record.segment:
-            same = record.file.size, record.file.mtime
-            if record.twin or digests.setdefault(same, record.digest) != record.digest:
+        if same := _renamable(record):
+            owner = record.file.path if record.file.kind == DIRECTORY else record.digest
+            if record.twin or owners.setdefault(same, owner) != owner:
                 twins.add(same)
     for record in records:
-        twin = bool(record.segment) and (record.file.size, record.file.mtime) in twins
+        twin = _renamable(record) in twins
         yield record if record.twin == twin else msgspec.structs.replace(record, twin=twin)
+
+
+def _renamable(record: Record) -> tuple[str, int, int] | None:
+    """What two files or directories have in common if a rename may put one in the other's place.
+    None for those without content.
+    """
+    file = record.file
+    if file.kind == DIRECTORY:
+        return file.kind, 0, file.mtime
+    return (file.kind, file.size, file.mtime) if record.segment else None
 
 
 def _link(descriptor: int, path: Path) -> None:
@@ -573,11 +595,10 @@ class _Incoming:
 class Transfer:
     """One transfer of a directory. Its methods are called in the order of the client's packets."""
 
-    def __init__(self, contexts: KeptContexts, key: str, what: str, held: _Held | None, opened: _Opened) -> None:
+    def __init__(self, contexts: KeptContexts, key: str, what: str, opened: _Opened) -> None:
         self._contexts = contexts
         self._key = key
         self._what = what
-        self._held = held
         self._begun = time.time_ns()
         self._known = opened.known
         self._descriptors = opened.descriptors
@@ -604,7 +625,7 @@ class Transfer:
             return False
         inode = self._slots[record.segment] << OFFSET_BITS | record.offset if record.segment else 0
         self._place(file, inode, record.digest)
-        if file.kind == DIRECTORY and _identifies(file.mtime, record.used):
+        if file.kind == DIRECTORY and not record.twin and _identifies(file.mtime, record.used):
             self._unchanged.add(file.path)
         self._listed.append(record)
         return True
@@ -696,11 +717,11 @@ class Transfer:
         if self._key:
             fresh = os.dup(self._descriptors[1])
             self._contexts.keep(self._key, self._what, self._listed, self._begun, fresh, self._ends[1])
-        held, self._held = self._held, None
+        key, self._key = self._key, ""
         descriptors, self._descriptors = self._descriptors, []
         return Context(
             *(descriptors[0], sum(self._ends), self._index, descriptors[1:]),
-            closed=lambda: _release(held),
+            closed=lambda: self._contexts.release(key),
         )
 
     def _extend(self) -> None:
@@ -716,11 +737,11 @@ class Transfer:
             await asyncio.wait([self._writing])
             self._writing.exception()  # mark it as retrieved
         descriptors, self._descriptors = self._descriptors, []
-        held, self._held = self._held, None
+        key, self._key = self._key, ""
         try:
             await asyncio.to_thread(_close, descriptors)
         finally:
-            _release(held)
+            self._contexts.release(key)
 
 
 def _write(descriptor: int, data: memoryview, at: int) -> None:

@@ -205,6 +205,27 @@ def test_twins_are_not_taken_for_each_other(tmp_path: Path) -> None:
     run(work, tmp_path)
 
 
+def test_directories_with_twins_that_change_places(tmp_path: Path) -> None:
+    """`mv a c && mv b a && mv c b` changes no time that a client sends."""
+
+    def tree(a: bytes, b: bytes, later: int) -> dict[str, Node]:
+        return {
+            "a": Node(mode=DIRECTORY | 0o755, modified=OLD),
+            "a/f": Node(a, modified=OLD),
+            "b": Node(mode=DIRECTORY | 0o755, modified=OLD + later),
+            "b/f": Node(b, modified=OLD),
+        }
+
+    async def work(store: Store) -> None:
+        await store.build(tree(b"one", b"two", 0))
+        assert (await store.build(tree(b"two", b"one", 0))).contents == {"a/f": b"two", "b/f": b"one"}
+        await store.build(tree(b"two", b"one", 1))
+        # `b` once had the time of `a`, so it may be there again.
+        assert (await store.build(tree(b"one", b"two", 1))).asked == ["a/f"]
+
+    run(work, tmp_path)
+
+
 def test_nothing_is_kept_without_a_key(tmp_path: Path) -> None:
     async def work(store: Store) -> None:
         assert [(await store.build({"a": b"1"}, key="")).asked for _ in range(2)] == [["a"], ["a"]]
@@ -366,6 +387,48 @@ def test_records_that_no_build_lists_go(tmp_path: Path, monkeypatch: pytest.Monk
             assert (await store.build({"b": b"2"})).asked == []
         assert store.size <= 2
         assert (await store.build({"a": b"1" * 100, "b": b"2"})).asked == ["a"]
+
+    run(work, tmp_path)
+
+
+def test_contexts_without_contents_leave_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither a warning, nor a file, nor an entry in memory."""
+    racy = {"a": Node(b"1", modified=time.time_ns() + 3600 * 10**9)}
+
+    async def work(store: Store) -> None:
+        directory = Node(mode=DIRECTORY | 0o755, modified=OLD)
+        trees: tuple[Tree, ...] = ({}, racy, {"d": directory, "d/empty": b""})
+        for tree in trees:
+            await store.build(tree)
+        await store.build({"b": b"2"})
+        await store.build(racy, key="1" * 32)
+        assert os.listdir(store.directory) == [KEY] and [*store.contexts._held] == [KEY]
+        assert await store.contexts.remove(KEY)
+        assert not os.listdir(store.directory) and not store.contexts._held
+        assert not caplog.records
+
+    run(work, tmp_path)
+
+
+def test_a_removal_during_a_transfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transfer that makes a context too large removes it; another one is kept later."""
+
+    async def work(store: Store) -> None:
+        async with store.contexts.transfer(KEY, "words", "other") as other:
+            monkeypatch.setattr(kept, "BUDGET", 0)
+            monkeypatch.setattr(kept, "SHARE", 1 << 60)
+            await store.build(TREE)
+            assert not store.files
+            monkeypatch.undo()
+            node = Node(b"1", modified=OLD)
+            described = protobuf.decode(field(2, node.stat("a")), Packet).stat
+            assert described is not None and other.add(0, field(2, node.stat("a")), filesync.listed(described))
+            other.write(0, b"1")
+            other.complete(0)
+            context = await other.finish()
+        await context.close()
+        await store.contexts.close()
+        assert (await store.build({"a": node})).asked == []
 
     run(work, tmp_path)
 
