@@ -39,8 +39,9 @@ from engine.runtime.oci import Runtime
 from engine.system import host_paths, limits, user_namespaces
 from engine.system.files import remove_tree
 from engine.system.tasks import spawn
+from engine.system.threads import Threads
 from engine.wire import oci
-from engine.wire.containers import EndpointSettings
+from engine.wire.containers import EndpointSettings, HostConfig
 
 _log = logging.getLogger(__name__)
 
@@ -247,8 +248,12 @@ async def launch(
             if record.host.blkio_weight and parts.cgroups.weighs_by_bfq:
                 with contextlib.suppress(OSError):  # it has ended
                     await asyncio.to_thread(parts.cgroups.set_weight, program.cgroup, record.host.blkio_weight)
-            if program.scope:
-                await asyncio.to_thread(_tell_systemd_lists, record, parts)
+            if program.scope and _has_lists(record.host):
+                try:
+                    await tell_systemd(record, parts)
+                except OSError as error:
+                    if error.errno != errno.ENOENT:  # it has ended
+                        _log.warning("container %s: a reload of systemd resets its limits: %s", record.id, words(error))
         yield Launched(process, record, tuple(written.stubs))
         undo.pop_all()
 
@@ -263,21 +268,28 @@ def cgroup_of(record: ContainerRecord) -> str:
     return cgroups.path(record.id, record.parent_cgroup, record.cgroup_driver)
 
 
-def tell_systemd(record: ContainerRecord, parts: Parts) -> None:
-    """Make the limits of a container in a scope properties of the scope. Blocks on systemd, and
-    reads the numbers of devices from the paths that clients named. Raises OSError.
+async def tell_systemd(record: ContainerRecord, parts: Parts) -> None:
+    """Make the limits of a container in a scope properties of the scope. Raises OSError; ENOENT if
+    it has ended.
     """
-    scopes.change(record.id, spec.resources(record.host, parts.cgroups))
+    await _systemd.run(lambda: scopes.change(record.id, spec.resources(record.host, parts.cgroups)))
 
 
-def _tell_systemd_lists(record: ContainerRecord, parts: Parts) -> None:
-    limits = spec.resources(record.host, parts.cgroups)
-    if scopes.has_lists(limits):
-        try:
-            scopes.change(record.id, limits)
-        except OSError as error:
-            if error.errno != errno.ENOENT:  # it has ended
-                _log.warning("container %s: systemd's next reload resets its limits: %s", record.id, words(error))
+_systemd = Threads(4)
+"""For calls that hang with systemd, and with the devices that clients named."""
+
+
+def _has_lists(host: HostConfig) -> bool:
+    """True if it has limits that the runtime does not tell systemd: see
+    `scopes.unit_annotations`.
+    """
+    return any(
+        (
+            *(host.cpuset_cpus, host.cpuset_mems, host.blkio_weight),
+            *(host.blkio_device_read_bps, host.blkio_device_write_bps),
+            *(host.blkio_device_read_iops, host.blkio_device_write_iops),
+        )
+    )
 
 
 def runtime_of(record: ContainerRecord, parts: Parts) -> Runtime:

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable
 
 import msgspec
 
@@ -290,21 +290,17 @@ async def _apply(container: Container, before: HostConfig, after: HostConfig, su
     parts, cgroup = container.parts, container.cgroup
     lifted, resources = await asyncio.to_thread(_differences, before, after, support)
     for field, major, minor in lifted:
-        await _lifted(f"limit of {major}:{minor}", parts.cgroups.lift_device, cgroup, field, major, minor)
-    if resources is None:
-        return
-    if resources.cpu is not None and resources.cpu.quota == limits.NO_QUOTA:
-        await _lifted("CPU quota", parts.cgroups.lift, cgroup, "cpu")
-    if resources.pids is not None and resources.pids.limit == limits.NO_LIMIT:
-        await _lifted("limit of processes", parts.cgroups.lift, cgroup, "pids")
-    await launch.runtime_of(container.record, parts).update(container.id, resources)
-    if container.record.cgroup_driver == "systemd":
-        await _lifted(
-            "former limits of systemd",
-            launch.tell_systemd,
-            msgspec.structs.replace(container.record, host=after),
-            parts,
-        )
+        limit = asyncio.to_thread(parts.cgroups.lift_device, cgroup, field, major, minor)
+        await _lifted(f"limit of {major}:{minor}", limit)
+    if resources is not None:
+        if resources.cpu is not None and resources.cpu.quota == limits.NO_QUOTA:
+            await _lifted("CPU quota", asyncio.to_thread(parts.cgroups.lift, cgroup, "cpu"))
+        if resources.pids is not None and resources.pids.limit == limits.NO_LIMIT:
+            await _lifted("limit of processes", asyncio.to_thread(parts.cgroups.lift, cgroup, "pids"))
+        await launch.runtime_of(container.record, parts).update(container.id, resources)
+    if container.record.cgroup_driver == "systemd" and (lifted or resources is not None):
+        changed = msgspec.structs.replace(container.record, host=after)
+        await _lifted("former limits in systemd", launch.tell_systemd(changed, parts))
 
 
 def _differences(
@@ -314,9 +310,9 @@ def _differences(
     return list(devices.lifted(before, after)), limits.resources(before, after, support)
 
 
-async def _lifted(what: str, action: Callable[..., None], *arguments: object) -> None:
+async def _lifted(what: str, lifting: Awaitable[None]) -> None:
     try:
-        await asyncio.to_thread(action, *arguments)
+        await lifting
     except OSError as error:
         # otherwise it has just ended, which the runtime reports, or the device is gone
         if error.errno not in (errno.ENOENT, errno.ENODEV):

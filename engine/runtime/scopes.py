@@ -116,12 +116,6 @@ def unit_annotations(resources: oci.Resources) -> dict[str, str]:
     return _ANNOTATIONS | limits
 
 
-def has_lists(resources: oci.Resources) -> bool:
-    """True if there are limits that `unit_annotations` cannot express."""
-    cpu = resources.cpu
-    return resources.block_io is not None or (cpu is not None and bool(cpu.cpus or cpu.mems))
-
-
 def change(container_id: str, resources: oci.Resources) -> None:
     """Tell systemd all limits of a container that runs, also those that it has no more. Blocks on
     systemd. Raises OSError; ENOENT if the scope is gone.
