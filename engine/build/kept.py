@@ -17,8 +17,8 @@ A STAT must identify a content. It has times and sizes, but no inode. Asked for 
   change may leave the time as it is;
 - weak files: their time has no part below a millisecond, so a program has probably set it;
 - twins: another file of the context has or had the same size and time, and other content. Renaming
-  one to the other changes no STAT but that of the directory, which must be unchanged. A directory
-  whose time another one has or had may itself be that one, renamed.
+  one to the other changes no STAT but that of the directory, which must be unchanged. Twins of
+  one name are always asked for: renaming directories above them may change no STAT at all.
 
 The key names the directory, and not only its last part: see `key_of`. An index from before the last
 boot is dropped, because the blocks of its segments may not have reached the disk.
@@ -108,6 +108,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
     offset: int = 0
     digest: bytes = b""
     twin: bool = False
+    namesake: bool = False
+    """It is a twin of a file with its name."""
 
 
 class _Header(msgspec.Struct):
@@ -506,29 +508,25 @@ def _identifies(mtime: int, seen: int) -> bool:
 
 
 def _with_twins(records: Iterable[Record], seen: Iterable[Record]) -> Iterator[Record]:
-    """The records; marked are files whose size and time one in `seen` had with other content, and
-    directories whose time another one in `seen` had.
-    """
-    owners: dict[tuple[str, int, int], bytes | str] = {}
+    """The records; marked are those whose size and time one in `seen` had with other content."""
+    digests: dict[tuple[int, int, str], bytes] = {}
     twins = set()
     for record in seen:
-        if same := _renamable(record):
-            owner = record.file.path if record.file.kind == DIRECTORY else record.digest
-            if record.twin or owners.setdefault(same, owner) != owner:
-                twins.add(same)
+        if record.segment:
+            for alike, marked in zip(_alike(record.file), (record.twin, record.namesake), strict=True):
+                if marked or digests.setdefault(alike, record.digest) != record.digest:
+                    twins.add(alike)
     for record in records:
-        twin = _renamable(record) in twins
-        yield record if record.twin == twin else msgspec.structs.replace(record, twin=twin)
+        twin, namesake = (bool(record.segment) and alike in twins for alike in _alike(record.file))
+        if (record.twin, record.namesake) == (twin, namesake):
+            yield record
+        else:
+            yield msgspec.structs.replace(record, twin=twin, namesake=namesake)
 
 
-def _renamable(record: Record) -> tuple[str, int, int] | None:
-    """What two files or directories have in common if a rename may put one in the other's place.
-    None for those without content.
-    """
-    file = record.file
-    if file.kind == DIRECTORY:
-        return file.kind, 0, file.mtime
-    return (file.kind, file.size, file.mtime) if record.segment else None
+def _alike(file: Listed) -> tuple[tuple[int, int, str], tuple[int, int, str]]:
+    """What twins have in common, and what twins of one name have in common."""
+    return (file.size, file.mtime, ""), (file.size, file.mtime, posixpath.basename(file.path))
 
 
 def _link(descriptor: int, path: Path) -> None:
@@ -621,11 +619,11 @@ class Transfer:
         if record is None:
             return False
         file = record.file
-        if record.twin and posixpath.dirname(file.path) not in self._unchanged:
+        if record.namesake or (record.twin and posixpath.dirname(file.path) not in self._unchanged):
             return False
         inode = self._slots[record.segment] << OFFSET_BITS | record.offset if record.segment else 0
         self._place(file, inode, record.digest)
-        if file.kind == DIRECTORY and not record.twin and _identifies(file.mtime, record.used):
+        if file.kind == DIRECTORY and _identifies(file.mtime, record.used):
             self._unchanged.add(file.path)
         self._listed.append(record)
         return True
