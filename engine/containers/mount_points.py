@@ -359,6 +359,12 @@ def temporary(host: HostConfig) -> dict[str, str]:
     }
 
 
+def temporary_ids(host: HostConfig, kind: str) -> list[int]:
+    """The owners that options of tmpfs name. `kind`: `uid` or `gid`."""
+    options = (option for text in temporary(host).values() for option in tmpfs_options(text))
+    return [int(option.removeprefix(f"{kind}=")) for option in options if option.startswith(f"{kind}=")]
+
+
 def options_of(record: ContainerRecord) -> dict[str, MountOptions]:
     """How its volumes and binds are mounted, by destination. A record of an earlier version of the
     engine has only what its HostConfig says.

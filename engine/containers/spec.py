@@ -112,7 +112,8 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
         additional_gids=tuple(dict.fromkeys((*place.identity.groups, *place.edits.additional_gids))),
     )
     if record.ids is not None:
-        record.ids.check((user.uid,), (user.gid, *user.additional_gids))
+        uids, gids = (mount_points.temporary_ids(host, kind) for kind in ("uid", "gid"))
+        record.ids.check((user.uid, *uids), (user.gid, *user.additional_gids, *gids))
     named = list(devices.requested(place.edits, user))
     replaced = {node.path for node, _ in named}
     nodes = [pair for pair in devices.nodes(host) if pair[0].path not in replaced] + named

@@ -161,6 +161,8 @@ def test_what_dockerd_refuses_with_it(engine: TempEngine) -> None:
         (("--network=host",), "cannot share the host's network namespace when user namespaces are enabled"),
         (("--pid=host",), "cannot share the host PID namespace when user namespaces are enabled"),
         (("--user=70000",), "uid 70000 cannot be mapped to a host ID"),
+        (("--tmpfs=/t:uid=70000",), "uid 70000 cannot be mapped to a host ID"),
+        (("--tmpfs=/t:gid=70001,uid=5",), "gid 70001 cannot be mapped to a host ID"),
     ):
         done = engine.docker("run", "--rm", *options, "busybox", "true", status=125)
         assert words in done.err
