@@ -2,7 +2,6 @@ class LogReader:
     path: bytes
     done: bool
     at_end: bool
-    settled: bool
     def __init__(
         self,
         path: bytes,

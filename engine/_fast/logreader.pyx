@@ -214,8 +214,6 @@ cdef class LogReader:
     # True if no more entries follow: `until_ns` or `until_position` was reached, or it is closed
     cdef readonly bint done
     cdef readonly bint at_end  # the last `read` reached the end of the written entries, or `done`
-    # False if files that existed are missing: rotations went on during each attempt to list them
-    cdef readonly bint settled
     cdef bint busy                          # a thread is inside `read`
     cdef bint closing                       # `close` was called during `read`, which then closes
     cdef int64_t budget                     # bytes that this `read` may still scan
@@ -263,7 +261,6 @@ cdef class LogReader:
         """
         cdef File file
         self.fd = -1
-        self.settled = True
         self.newer = []
         self.path = path
         self.wanted[1] = stdout
@@ -341,7 +338,6 @@ cdef class LogReader:
                 live = file.own
             elif self.live_inode() != live:
                 if last:
-                    self.settled = False
                     break
                 return None
             if known is not None and file.is_same(known):

@@ -8,7 +8,6 @@ cdef struct Head:
     int64_t offset
     uint32_t slot
     uint32_t stream
-    uint64_t pid                           # of the monitor
 
 
 cdef class Unlogged:

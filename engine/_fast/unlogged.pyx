@@ -17,9 +17,6 @@ The file: a head, the chunk, then a slot for each process with a log.
   the newest line is from before the chunk, and the log shows how many of the chunk's entries it has
   (`LogWriter.resume`).
 
-The daemon reads the head too (`Unread`): it shows without a question to the monitor that a log is
-complete.
-
 Not here: which process has which log (`monitor/monitor.py`).
 
 Owns:    the file and its mapping.
@@ -34,20 +31,16 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_SetFromErrnoWithFilenameObject
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
-from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_RDONLY, O_RDWR, O_TRUNC, open, posix_fallocate
+from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_RDWR, O_TRUNC, open, posix_fallocate
 from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
-from posix.unistd cimport close, getpid, pwrite
-
-from engine._fast.linux cimport FIONREAD, ioctl
+from posix.unistd cimport close, pwrite
 
 cdef extern from *:
     """
     #include <stdint.h>
     static inline void store(uint64_t *into, uint64_t value) { __atomic_store_n(into, value, __ATOMIC_SEQ_CST); }
-    static inline uint64_t load(const uint64_t *from) { return __atomic_load_n(from, __ATOMIC_SEQ_CST); }
     """
     void store(uint64_t *into, uint64_t value) noexcept nogil
-    uint64_t load(const uint64_t *value) noexcept nogil
 
 cdef enum:
     # the head ends before it; the last 8 bytes are for a frame's header
@@ -95,7 +88,6 @@ cdef class Unlogged:
         self.head = <Head *>self.area
         self.chunk = self.area + SPARE
         memset(self.chunk, 0xFF, CHUNK)
-        self.head.pid = getpid()
 
     def __dealloc__(self):
         if self.area != NULL:
@@ -171,45 +163,6 @@ cdef class Unlogged:
     cdef void clear(self, size_t size) noexcept:
         """Discard the chunk, which is no longer needed."""
         memset(self.chunk, 0xFF, size)
-
-
-cdef class Unread:
-    """The head of the file of a running monitor, for its daemon. Raises OSError when it cannot be
-    mapped, ValueError when it is not of the monitor `pid`."""
-
-    cdef Head *head
-
-    def __cinit__(self, bytes path not None, uint64_t pid):
-        cdef void *area
-        cdef int fd = open(path, O_RDONLY | O_CLOEXEC)
-        if fd < 0:
-            PyErr_SetFromErrnoWithFilenameObject(OSError, path)
-        area = mmap(NULL, SPARE, PROT_READ, MAP_SHARED, fd, 0)
-        close(fd)
-        if area == MAP_FAILED:
-            PyErr_SetFromErrnoWithFilenameObject(OSError, path)
-        self.head = <Head *>area
-        if self.head.pid != pid:
-            raise ValueError(f"{os.fsdecode(path)} is not of process {pid}")
-
-    def __dealloc__(self):
-        if self.head != NULL:
-            munmap(self.head, SPARE)
-
-    def nothing(self, list pipes not None) -> bool:
-        """True if everything that was written to these pipes, whose other reader is the monitor, is
-        in their logs. False also when it is not known.
-
-        The order matters: the monitor marks its chunk before it reads from a pipe, and until what
-        it has read is logged. So when the pipes are empty, and after that the chunk is too, the
-        last read has been logged.
-        """
-        cdef int left, pipe
-        for pipe in pipes:
-            left = 1
-            if ioctl(pipe, FIONREAD, &left) < 0 or left:
-                return False
-        return load(&self.head.active) == 0
 
 
 def left_in(bytes path not None) -> dict:

@@ -33,8 +33,6 @@ _PAUSE = 0.1
 class Reading(Protocol):
     """Reports to the writer about a reader (`monitor.handles.LogReading`)."""
 
-    @property
-    def complete(self) -> bool: ...
     async def begin(self) -> None: ...
     def holds(self, inode: int) -> None: ...
     def end(self) -> None: ...
@@ -138,18 +136,10 @@ async def read(
             "until_position": until_position,
             "until_now": follow is None,
         }
-        # The order `begin` costs a turn of the monitor. It is needed where output may not be in the
-        # log yet, and where the log rotates faster than its files are opened.
-        registered = reading is None or follow is not None or not reading.complete
-        while True:
-            if reading is not None and registered:
-                await reading.begin()
-            found = await loop.run_in_executor(None, _open, path, tail, options)
-            reader, chunk = found
-            if registered or reader.settled:
-                break
-            registered = True
-            reader.close()
+        if reading is not None:
+            await reading.begin()
+        found = await loop.run_in_executor(None, _open, path, tail, options)
+        reader, chunk = found
         yield b""
         ended = follow is None
         waited: tuple[int, int] | None = None

@@ -37,13 +37,12 @@ from collections import deque
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 import engine
 from engine._fast.spawn import become_subreaper
-from engine._fast.unlogged import Unread
 from engine.errors import NotFound, ServerError, reason_with_file, words
 from engine.logs.targets import Target
 from engine.monitor import messages, orphans, previous
@@ -161,8 +160,6 @@ class Monitor:
         """The newest keys passed to `forget`. The bound is larger than the number ever under
         way."""
         self._connected = asyncio.Event()
-        self._unread: Unread | Literal[False] | None = None
-        """What the connected monitor has not logged; None until it is asked for (`logged`)."""
         self._starting: _Starting | None = None
         self._restored: set[str] | None = None
         self._restoring: asyncio.Task[None] | None = None
@@ -493,7 +490,6 @@ class Monitor:
 
     def _disconnect(self) -> None:
         self._connected.clear()
-        self._unread = None
         if self._socket is not None:
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
@@ -783,26 +779,6 @@ class Monitor:
         """Have the monitor replace a rotated file of the log of `key` by a compressed one. Raises
         ServerError when it has no such file any more; `path` is left then."""
         await self.ask(lambda seq: messages.Compressed(seq, key, inode, path))
-
-    def logged(self, key: str) -> bool:
-        """True if everything that the process has written so far is in its log, as far as this can
-        be seen without an order to the monitor. False for a terminal, whose output reaches the
-        monitor late.
-        """
-        process = self.processes.get(key)
-        if process is None or process.tty or not self._connected.is_set():
-            return False
-        if self._unread is None:
-            self._unread = self._find_unread()
-        return self._unread is not False and self._unread.nothing(process.outputs)
-
-    def _find_unread(self) -> Unread | Literal[False]:
-        """False if the monitor has no such file: RUN was full, or it is of an earlier version."""
-        directory = self._run / "monitor"
-        numbers = [int(name[1:]) for name in os.listdir(directory) if name[0] == "u" and name[1:].isdigit()]
-        with suppress(OSError, ValueError):  # the newest is of a monitor that is dead
-            return Unread(os.fsencode(directory / f"u{max(numbers)}"), self.pid)
-        return False
 
     def read_log(self, key: str) -> LogReading:
         """A `LogReading` for a reader that is about to open the log of `key`."""

@@ -180,17 +180,6 @@ class Process:
         poll.register(self.pidfd, select.POLLIN)
         return bool(poll.poll(0))
 
-    @property
-    def tty(self) -> bool:
-        return "t" in self.stdio
-
-    @property
-    def outputs(self) -> list[int]:
-        """The descriptors of its output."""
-        return [
-            descriptor for letter, descriptor in zip(self.stdio, self.descriptors[1:], strict=True) if letter != "i"
-        ]
-
     def end_input(self) -> None:
         """Close the duplicate of stdin, which would keep the process from seeing end of file."""
         index = self.stdio.find("i")
@@ -222,17 +211,10 @@ class Orders(Protocol):
         """Send `order(seq)` now, or once a monitor is connected again. Its answer is not
         awaited."""
 
-    def logged(self, key: str) -> bool:
-        """See `Monitor.logged`."""
-
 
 class LogReading:
     """A reader of a process's log. Rotation waits for it, within bounds. Call `begin` before
-    opening the files, and always call `end`.
-
-    Without `begin`, the files may be opened at once while the log is `complete`. Then rotation may
-    take files away (`LogReader.settled`).
-    """
+    opening the files, and always call `end`."""
 
     __slots__ = ("_inode", "_key", "_number", "_orders")
 
@@ -241,11 +223,6 @@ class LogReading:
         self._key = key
         self._number = 0
         self._inode = 0
-
-    @property
-    def complete(self) -> bool:
-        """True if the log certainly has all output until now. After `begin` it has, too."""
-        return self._orders.logged(self._key)
 
     async def begin(self) -> None:
         """Register: from here on the log is rotated at most once until `holds` is called. A second

@@ -126,60 +126,6 @@ def test_following_over_rotation_until_the_end(writer: LogWriter) -> None:
     assert len(list(Path(os.fsdecode(writer.path)).parent.iterdir())) > 10
 
 
-class Reading:
-    """Of a log that another process writes."""
-
-    def __init__(self, *, complete: bool) -> None:
-        self.complete = complete
-        self.calls: list[str] = []
-
-    async def begin(self) -> None:
-        self.calls.append("begin")
-
-    def holds(self, inode: int) -> None:
-        self.calls.append("holds")
-
-    def end(self) -> None:
-        self.calls.append("end")
-
-
-def test_the_writer_is_asked_only_where_that_is_needed(writer: LogWriter) -> None:
-    """Where output may not be in the log yet, and to follow it."""
-    writer.write(1, b"one\n")
-
-    async def follow(inode: int, offset: int) -> bool:
-        return False
-
-    for complete, following, asked in ((True, None, False), (False, None, True), (True, follow, True)):
-        reading = Reading(complete=complete)
-        assert asyncio.run(collected(stream(writer, tail=1, reading=reading, follow=following))) == b"one\n"
-        assert ("begin" in reading.calls) == asked
-        assert reading.calls[-1] == "end"
-
-
-def test_a_log_that_rotates_while_it_is_opened_is_opened_again(
-    writer: LogWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """This time rotation waits for the reader."""
-    writer.write(1, b"one\n")
-    real, closed = logs._open, []
-
-    class Unsettled:
-        settled = False
-
-        def close(self) -> None:
-            closed.append(True)
-
-    def unsettled(*_: object) -> tuple[Any, bytes]:
-        monkeypatch.setattr(logs, "_open", real)
-        return Unsettled(), b"without the older files"
-
-    monkeypatch.setattr(logs, "_open", unsettled)
-    reading = Reading(complete=True)
-    assert asyncio.run(collected(stream(writer, reading=reading))) == b"one\n"
-    assert reading.calls[0] == "begin" and closed == [True]
-
-
 def test_following_begins_before_there_is_a_log(tmp_path: Path) -> None:
     path = tmp_path / "c.log"
 

@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import struct
 import time
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 
 from engine._fast.logwriter import LogWriter
 from engine._fast.pump import Loop, Stdio
-from engine._fast.unlogged import Unlogged, Unread, forget, left_in
+from engine._fast.unlogged import Unlogged, forget, left_in
 from tests.support import PATIENCE
 
 
@@ -142,41 +141,3 @@ def test_a_damaged_file_is_harmless(tmp_path: Path, size: int) -> None:
         path.write_bytes(random.Random(seed).randbytes(size))
         for left in left_in(os.fsencode(path)).values():
             assert all(len(line) <= 16384 for line in left.lines)
-
-
-def test_another_process_sees_whether_all_output_is_logged(tmp_path: Path) -> None:
-    path = tmp_path / "u1"
-    loop = Loop()
-    loop.unlogged = Unlogged(os.fsencode(path))
-    ours, theirs = os.pipe()
-    read = os.dup(ours)
-    stdio = Stdio(loop, Owner())
-    stdio.start(-1, ours, -1, -1, False, LogWriter(os.fsencode(tmp_path / "log")), b"key")
-    stdio.begin()
-    unread = Unread(os.fsencode(path), os.getpid())
-    assert unread.nothing([read])
-    os.write(theirs, b"one\n")
-    assert not unread.nothing([read]), "in the pipe"
-    loop.call_later(0, loop.stop)
-    loop.run()
-    assert logged(tmp_path / "log") == b"one\n" and unread.nothing([read])
-    with path.open("r+b") as file:  # as between a read of a pipe and the write of the log
-        file.write(struct.pack("=Q", 2))
-        file.flush()
-        assert not unread.nothing([read])
-        file.seek(0)
-        file.write(bytes(8))
-    assert unread.nothing([read]) and unread.nothing([])
-    os.close(read)
-    os.close(theirs)
-    assert not unread.nothing([read]), "not a pipe"
-
-
-def test_the_file_of_another_monitor_says_nothing(tmp_path: Path) -> None:
-    path = os.fsencode(tmp_path / "u1")
-    with pytest.raises(FileNotFoundError):
-        Unread(path, os.getpid())
-    made = Unlogged(path)
-    with pytest.raises(ValueError, match=r"u1 is not of process 1$"):
-        Unread(path, 1)
-    assert made.path == path
