@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support import PATIENCE
 from tests.support.engine.harness import until
 from tests.vm.install import active, fetched
 from tests.vm.packaged import ROOT, SOCKET, docker, run, state
 
 
 def test_the_service_starts_with_the_machine() -> None:
-    until("the service is active", active, 120 * PATIENCE)
+    until("the service is active", active, 120)
 
 
 def test_restart_policies() -> None:
     def running() -> bool:
         return bool(state("web")["Running"] and state("stays")["Running"])
 
-    until("web and stays run", running, 120 * PATIENCE)
+    until("web and stays run", running, 120)
     assert fetched(8080) == b"served\n"
     for name in ("stopped", "limited"):
         assert not state(name)["Running"], name

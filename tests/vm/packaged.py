@@ -17,8 +17,10 @@ ROOT = Path("/var/lib/engined")
 
 
 def run(*command: str, check: bool = True) -> str:
-    """The output of a command."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    """The output of a command in the machine's network namespace; tests have one of their own."""
+    done = subprocess.run(
+        ["nsenter", "--net=/proc/1/ns/net", *command], capture_output=True, text=True, check=False, timeout=900
+    )
     assert not check or done.returncode == 0, (command, done.stdout, done.stderr)
     return done.stdout
 
