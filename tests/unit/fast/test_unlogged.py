@@ -98,16 +98,28 @@ def test_no_line_is_lost_or_doubled_by_kills(tmp_path: Path, block: int, max_siz
 
 def test_a_prompt_survives(tmp_path: Path) -> None:
     """An unfinished line is in no log yet: the next monitor restores it, and logs it whole."""
+    log = tmp_path / "log"
+
+    def arrived(number: int, text: bytes) -> bool:
+        if text.endswith(b"\n"):
+            return log.exists() and bool(logged(log))
+        path = tmp_path / f"u{number}"
+        left = left_in(os.fsencode(path)) if path.exists() else None
+        return bool(left and left["key"].lines[0].endswith(text))
+
     ours, theirs = os.pipe()
     for number, text in enumerate((b"pass", b"wo", b"rd: x\n"), 1):
         pid = os.fork()
         if pid == 0:
             monitor(tmp_path, ours, number, 0)
         os.write(theirs, text)
-        time.sleep(0.3)
+        end = time.monotonic() + 30 * PATIENCE
+        while not arrived(number, text):
+            assert time.monotonic() < end
+            time.sleep(0.01)
         os.kill(pid, signal.SIGKILL)
         assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
-    assert logged(tmp_path / "log") == b"password: x\n"
+    assert logged(log) == b"password: x\n"
     os.close(ours)
     os.close(theirs)
 
