@@ -85,8 +85,10 @@ def test_no_line_is_lost_or_doubled_by_kills(tmp_path: Path, block: int, max_siz
         assert number < 1000, "the writer does not end"
         if not ended:
             ended = os.waitpid(writer, os.WNOHANG)[0]
-        if ended:
-            time.sleep(0.5)  # all is read
+        end = time.monotonic() + 30 * PATIENCE
+        while ended and b'"end ' not in (tmp_path / "log").read_bytes()[-500:]:
+            assert time.monotonic() < end, "the last line is not in the log"
+            time.sleep(0.01)
         os.kill(pid, signal.SIGKILL)
         assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL, f"monitor {number} failed"
     os.close(ours)
