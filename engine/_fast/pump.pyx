@@ -967,7 +967,15 @@ cdef class Stdio:
             self.watchers.append((inode, offset, callback))
 
     def follow_log(self, uint64_t number, uint64_t inode) -> None:
-        """The reader `number` of the log holds its files open up to `inode`: `LogWriter.follow`."""
+        """The reader `number` of the log holds its files open up to `inode`: `LogWriter.follow`.
+
+        An `inode` of 0 registers the reader, which shall find all output until now: what is in the
+        pipes is read first.
+        """
+        if inode == 0 and self.out is not None:
+            self.out.ready(EPOLLIN)
+        if inode == 0 and self.err is not None:
+            self.err.ready(EPOLLIN)
         if self.log is not None:
             self.log.follow(number, inode)
 
