@@ -25,6 +25,7 @@ RELOAD_SECONDS = 60
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run it. Returns the exit status of the program."""
+    _open_standard()
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.command in ("install-service", "uninstall"):
@@ -70,6 +71,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(loaded.config, source, loaded.meaningless)
     except KeyboardInterrupt:  # before the daemon handles the signal
         return 130
+
+
+def _open_standard() -> None:
+    """Open /dev/null for each of the standard streams that is closed. Another file would get its
+    number otherwise, what is printed would go there, and libuv aborts when it closes it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -41,7 +41,7 @@ from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, mun
 from posix.stat cimport S_ISFIFO, fstat, struct_stat
 from posix.unistd cimport close, ftruncate, read, write
 
-from engine._fast.linux cimport O_NOFOLLOW
+from engine._fast.linux cimport O_NOFOLLOW, close_own
 
 cdef extern from *:
     """
@@ -146,10 +146,8 @@ cdef class Board:
     def __dealloc__(self):
         if self.area != NULL:
             munmap(self.area, AREA)
-        if self.fd >= 0:
-            close(self.fd)
-        if self.bell >= 0:
-            close(self.bell)
+        close_own(self.fd)
+        close_own(self.bell)
 
     cdef bint map(self, bytes path, bint fresh) except -1:
         """Map the file; returns False if it has another layout. `fresh`: give it this one."""

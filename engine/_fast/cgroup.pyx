@@ -29,6 +29,8 @@ from libc.string cimport memchr, memcmp
 from posix.fcntl cimport O_CLOEXEC, O_RDONLY, open as c_open
 from posix.unistd cimport _SC_CLK_TCK, close as c_close, pread, sysconf
 
+from engine._fast.linux cimport close_own
+
 # the files of one container, in the order in which they are read
 cdef enum:
     CPU_EACH
@@ -644,7 +646,7 @@ cdef class Processors:
             PyErr_SetFromErrnoWithFilename(OSError, path)
 
     def __dealloc__(self):
-        self.close()
+        close_own(self.fd)
 
     def close(self) -> None:
         if self.fd >= 0:

@@ -41,7 +41,7 @@ from engine._fast.idmap cimport IdMap, free_ids, map_id, read_ids
 from engine._fast.linux cimport (
     AT_SYMLINK_NOFOLLOW, F_DUPFD_CLOEXEC, O_CLOEXEC, O_DIRECTORY, O_NOFOLLOW, O_PATH, O_RDONLY,
     RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_XDEV, S_IFBLK, S_IFCHR, S_IFIFO, S_ISDIR, S_ISLNK, S_ISGID,
-    S_ISREG, chmod_opened, close, fchmod, fchown, fchownat, fcntl, fsetxattr, fstat, fstatat, fstatvfs,
+    S_ISREG, chmod_opened, close, close_own, fchmod, fchown, fchownat, fcntl, fsetxattr, fstat, fstatat, fstatvfs,
     ftruncate, futimens, is_dot, is_whiteout, linkat, lsetxattr, makedev, mkdirat, mknodat, openat, openat2,
     pwrite, stat_t, statvfs_t, symlinkat, unlinkat, utimensat,
 )
@@ -232,8 +232,7 @@ cdef class _Extraction:
 
     def __dealloc__(self):
         cdef size_t index
-        if self.parent_fd >= 0:
-            close(self.parent_fd)
+        close_own(self.parent_fd)
         for index in range(self.directory_count):
             free(self.directories[index].path)
         free(self.directories)

@@ -411,6 +411,14 @@ cdef inline int start_thread(pthread_t *thread, void *(*run)(void *) noexcept no
     return error
 
 
+cdef inline void close_own(int fd) noexcept nogil:
+    """close(2) for `__dealloc__`. It also runs for an object whose `__cinit__` has refused its
+    arguments before its first line, with 0 in all fields. 0 is standard input, never an object's.
+    """
+    if fd > 0:
+        close(fd)
+
+
 cdef inline bint is_dot(const char *name) noexcept nogil:
     """True for `.` and `..`."""
     return name[0] == b"." and (name[1] == 0 or (name[1] == b"." and name[2] == 0))

@@ -26,7 +26,7 @@ from posix.unistd cimport F_OK, access, close, ftruncate, unlink, write
 from engine._fast.jsonentry cimport (
     DISORDERED, ENTRY_EXTRA, SLICE, last_newline, newest_time, put_entry, put_second, whole,
 )
-from engine._fast.linux cimport O_NOFOLLOW, O_NONBLOCK, memrchr
+from engine._fast.linux cimport O_NOFOLLOW, O_NONBLOCK, close_own, memrchr
 from engine._fast.sink cimport Sink
 
 import os
@@ -109,8 +109,7 @@ cdef class LogWriter(Sink):
     def __dealloc__(self):
         free(self.lines[0].data)
         free(self.lines[1].data)
-        if self.fd >= 0:
-            close(self.fd)
+        close_own(self.fd)
 
     cdef int repair(self) except -1:
         """Remove an incomplete last line, and find the newest time stamp."""

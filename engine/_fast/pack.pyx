@@ -43,7 +43,7 @@ import os
 from engine._fast.idmap cimport OVERFLOW, IdMap, free_ids, map_id, read_ids
 from engine._fast.linux cimport (
     O_CLOEXEC, O_DIRECTORY, O_NOCTTY, O_NOFOLLOW, O_NONBLOCK, O_PATH, O_RDONLY, S_ISBLK, S_ISCHR,
-    S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK, SEEK_DATA, SEEK_HOLE, close, fgetxattr, flistxattr, fstat,
+    S_ISDIR, S_ISLNK, S_ISREG, S_ISSOCK, SEEK_DATA, SEEK_HOLE, close, close_own, fgetxattr, flistxattr, fstat,
     getxattr, hash_inode, is_whiteout, listxattr, lseek, major, minor, open, openat, pread, readlinkat,
     stat_t,
 )
@@ -183,8 +183,7 @@ cdef class Packer(Walk):
                 raise OSError(errno, os.strerror(errno), os.fsdecode(name))
 
     def __dealloc__(self):
-        if self.file >= 0:
-            close(self.file)
+        close_own(self.file)
         free(self.head)
         free(self.pax)
         free(self.value)

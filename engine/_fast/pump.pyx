@@ -51,7 +51,7 @@ from engine._fast.linux cimport (
     AF_UNIX, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLONESHOT,
     EPOLLOUT, F_DUPFD_CLOEXEC, F_GETFL, F_GETPIPE_SZ, F_SETFL, F_SETPIPE_SZ, FIONREAD, M_MMAP_THRESHOLD,
     M_TRIM_THRESHOLD, MSG_DONTWAIT, MSG_NOSIGNAL, O_NONBLOCK, SHUT_RDWR, SHUT_WR, SIOCOUTQ, SO_DOMAIN, SO_SNDBUF,
-    SO_SNDBUFFORCE, SOL_SOCKET, SPLICE_F_NONBLOCK, epoll_create1, epoll_ctl, epoll_event, epoll_wait, fcntl,
+    SO_SNDBUFFORCE, SOL_SOCKET, SPLICE_F_NONBLOCK, close_own, epoll_create1, epoll_ctl, epoll_event, epoll_wait, fcntl,
     getsockopt, ioctl, mallopt, recv, send, setsockopt, shutdown, socklen_t, splice,
 )
 from engine._fast.sink cimport Sink
@@ -190,8 +190,7 @@ cdef class Loop:
 
     def __dealloc__(self):
         cdef int index
-        if self.epoll >= 0:
-            close(self.epoll)
+        close_own(self.epoll)
         free(self.buffer)
         for index in range(self.spares):
             free(self.spare[index])

@@ -25,7 +25,7 @@ import os
 
 from engine._fast.linux cimport (
     O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK, O_RDONLY, RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS,
-    RESOLVE_NO_XDEV, close, openat2, pread,
+    RESOLVE_NO_XDEV, close, close_own, openat2, pread,
 )
 from engine._fast.tar cimport read_source
 
@@ -67,8 +67,7 @@ cdef class Stream:
             raise MemoryError()
 
     def __dealloc__(self):
-        if self.file >= 0:
-            close(self.file)
+        close_own(self.file)
         free(self.buffer)
 
     def close(self):

@@ -33,7 +33,9 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_RDWR, O_TRUNC, open, posix_fallocate
 from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
-from posix.unistd cimport close, pwrite
+from posix.unistd cimport pwrite
+
+from engine._fast.linux cimport close_own
 
 cdef extern from *:
     """
@@ -92,8 +94,7 @@ cdef class Unlogged:
     def __dealloc__(self):
         if self.area != NULL:
             munmap(self.area, AREA)
-        if self.fd >= 0:
-            close(self.fd)
+        close_own(self.fd)
 
     cdef int take(self, bytes key) except -1:
         """Allocate a slot for a process, which `name` makes valid. Raises ValueError for a key that

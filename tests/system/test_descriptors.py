@@ -43,3 +43,10 @@ def test_starts_are_refused_and_all_else_goes_on() -> None:
             assert engine.request("DELETE", f"/containers/{each}?force=1").status == 204
         assert engine.request("POST", f"/containers/{made}/start").status == 204
         engine.remove_all()
+
+
+def test_a_closed_standard_input_is_opened() -> None:
+    """Nothing else gets its number: libuv aborts the daemon that closes such a file."""
+    with TempEngine(within=("sh", "-c", 'exec "$@" <&-', "sh")) as engine:
+        assert os.readlink(f"/proc/{engine.pid}/fd/0") == os.devnull
+        engine.terminate()
