@@ -16,7 +16,7 @@ import ctypes
 import errno
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
@@ -31,12 +31,15 @@ OVERFLOW = 65534
 
 _NS_GET_USERNS = 0xB701
 """ioctl_ns(2)."""
+_PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 _PR_GET_SECUREBITS, _PR_SET_SECUREBITS = 27, 28
 _NO_SETUID_FIXUP = 4
 """SECBIT_NO_SETUID_FIXUP, capabilities(7): a change of the thread's ids keeps its capabilities."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.setfsuid.argtypes = _libc.setfsgid.argtypes = (ctypes.c_uint32,)
+_DUMPABLE = _libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)
+_INVALID = (1 << 32) - 1
 
 
 class Range(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -135,15 +138,24 @@ def files_of(uid: int, gid: int) -> Iterator[None]:
     Below an ID-mapped mount root cannot make files otherwise: its own id has no counterpart on the
     disk, which is EOVERFLOW. An overlay keeps the ids of the thread that has mounted it, for what
     it makes by itself (overlayfs.rst, "Permission model").
+
+    A thread that changes these ids makes its process undumpable (prctl(2), PR_SET_DUMPABLE): it
+    dumps no core, and a debugger needs CAP_SYS_PTRACE. The end of the block undoes this, too.
     """
     bits = _libc.prctl(_PR_GET_SECUREBITS, 0, 0, 0, 0)
     if bits < 0 or _libc.prctl(_PR_SET_SECUREBITS, bits | _NO_SETUID_FIXUP, 0, 0, 0) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"making files as user {uid}: {os.strerror(number)}")
-    before = _libc.setfsuid(uid), _libc.setfsgid(gid)
+    before: list[tuple[Callable[[int], int], int]] = []
     try:
+        for change, wanted in ((_libc.setfsuid, uid), (_libc.setfsgid, gid)):
+            before.append((change, change(wanted)))
+            # It has no error; a wrong id changes nothing and is returned (setfsuid(2)).
+            if change(_INVALID) != wanted:
+                raise PermissionError(errno.EPERM, f"making files as user {uid}: it is not permitted")
         yield
     finally:
-        _libc.setfsgid(before[1])
-        _libc.setfsuid(before[0])
+        for back, number in reversed(before):
+            back(number)
         _libc.prctl(_PR_SET_SECUREBITS, bits, 0, 0, 0)
+        _libc.prctl(_PR_SET_DUMPABLE, _DUMPABLE, 0, 0, 0)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter
+from engine.system import user_namespaces
 from engine.system.user_namespaces import OVERFLOW, IdMap, Range
+
+PR_GET_DUMPABLE = 3
 
 MAP = IdMap(uids=(Range(0, 100_000, 10), Range(10, 500_000, 5)), gids=(Range(0, 200_000, 3),))
 
@@ -35,3 +41,28 @@ def test_ids_without_a_counterpart_are_refused() -> None:
         MAP.check((0, 15), ())
     with pytest.raises(InvalidParameter, match="gid 3 cannot be mapped to a host ID: user namespaces have 3 gids"):
         MAP.check((), (0, 3))
+
+
+def test_files_of_other_ids_leave_the_process_as_it_was(tmp_path: Path) -> None:
+    def state() -> tuple[list[str], int]:
+        status = Path("/proc/thread-self/status").read_text().splitlines()
+        return [line for line in status if line.startswith(("Uid", "Gid", "Cap"))], libc.prctl(PR_GET_DUMPABLE, 0, 0, 0)
+
+    libc = ctypes.CDLL(None)
+    before = state()
+    assert before[1] == 1
+    with user_namespaces.files_of(100_000, 200_000):
+        (tmp_path / "file").touch()
+        with user_namespaces.files_of(100_001, 200_001):
+            (tmp_path / "another").touch()
+    assert state() == before
+    owners = [((tmp_path / name).stat().st_uid, (tmp_path / name).stat().st_gid) for name in ("file", "another")]
+    assert owners == [(100_000, 200_000), (100_001, 200_001)]
+
+
+def test_ids_that_the_kernel_refuses(tmp_path: Path) -> None:
+    """4294967295 stands for no id."""
+    before = Path("/proc/thread-self/status").read_text().splitlines()[8:10]
+    with pytest.raises(PermissionError, match="making files as user 5"), user_namespaces.files_of(5, (1 << 32) - 1):
+        raise AssertionError("not reached")
+    assert Path("/proc/thread-self/status").read_text().splitlines()[8:10] == before
