@@ -74,6 +74,7 @@ from engine.runtime.cdi import Registry
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.programs import Programs
 from engine.runtime.runtimes import Runtimes
+from engine.runtime.scope_limits import ScopeLimits
 from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
@@ -93,6 +94,7 @@ from engine.system.files import remove_tree, write_atomically
 from engine.system.grace_period import GracePeriod
 from engine.system.limits import open_descriptors
 from engine.system.service_manager import Notifier
+from engine.system.system_bus import SystemBus
 from engine.system.tasks import spawn
 from engine.system.threads import raise_priority
 from engine.usage import Usages
@@ -264,7 +266,9 @@ class Daemon:
         found = Discovery((*config.plugin_sockets, config.run / "plugins"), config.plugin_specs)
         self.plugins = Plugins(found, config.plugin_timeout)
         stack.push_async_callback(self.plugins.close)
-        self.networks = Networks(config, self.records, self.events, self.plugins, self.defaults.ids)
+        self.system_bus = SystemBus()
+        stack.push_async_callback(self.system_bus.close)
+        self.networks = Networks(config, self.records, self.events, self.plugins, self.system_bus, self.defaults.ids)
         self.plugins.users.append(self.networks.users)
         await self.networks.open()
         stack.push_async_callback(self._close_networks)
@@ -323,6 +327,7 @@ class Daemon:
                 monitor=self.monitor,
                 runtimes=self.runtimes,
                 cgroups=self.cgroups,
+                scope_limits=ScopeLimits(self.system_bus),
                 grace_period=self.grace_period,
                 events=self.events,
                 deliveries=self.deliveries,

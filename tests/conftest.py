@@ -33,6 +33,7 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ from hypothesis import HealthCheck, settings
 
 from engine.system import namespaces
 from tests.support import ROOT
+from tests.support.dbus.bus import Bus
 from tests.support.engine import explain
 from tests.support.engine.harness import TempEngine, until
 from tests.support.swarm.clusters import Cluster
@@ -374,3 +376,13 @@ def own_engine() -> Iterator[TempEngine]:
     with TempEngine() as engine:
         engine.load_busybox()
         yield engine
+
+
+@pytest.fixture
+def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bus]:
+    """A system bus for this process and those that it starts."""
+    bus = Bus(tmp_path)
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={bus.socket}")
+    bus.start()
+    yield bus
+    bus.stop()

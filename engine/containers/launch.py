@@ -29,17 +29,16 @@ from engine.containers.body import check_cgroup_parent, check_remapped, has_ipv6
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.parts import Parts, Peers
 from engine.containers.store import ContainerRecord
-from engine.errors import EngineError, words
+from engine.errors import EngineError, NotFound, words
 from engine.logs.targets import Target
 from engine.monitor.handles import Process
 from engine.networks.attachments import Joined
 from engine.networks.publishing import Request
-from engine.runtime import cgroups, scopes
+from engine.runtime import cgroups
 from engine.runtime.oci import Runtime
 from engine.system import host_paths, limits, user_namespaces
 from engine.system.files import remove_tree
 from engine.system.tasks import spawn
-from engine.system.threads import Threads
 from engine.wire import oci
 from engine.wire.containers import EndpointSettings, HostConfig
 
@@ -251,9 +250,10 @@ async def launch(
             if program.scope and _has_lists(record.host):
                 try:
                     await tell_systemd(record, parts)
-                except OSError as error:
-                    if error.errno != errno.ENOENT:  # it has ended
-                        _log.warning("container %s: a reload of systemd resets its limits: %s", record.id, words(error))
+                except NotFound:
+                    pass  # it has ended
+                except EngineError as error:
+                    _log.warning("container %s: a reload of systemd resets its limits: %s", record.id, words(error))
         yield Launched(process, record, tuple(written.stubs))
         undo.pop_all()
 
@@ -269,23 +269,21 @@ def cgroup_of(record: ContainerRecord) -> str:
 
 
 async def tell_systemd(record: ContainerRecord, parts: Parts) -> None:
-    """Make the limits of a container in a scope properties of the scope. Raises OSError; ENOENT if
-    it has ended.
+    """Make the limits of a container in a scope properties of the scope. Raises ServerError;
+    NotFound if it has ended.
     """
-    await _systemd.run(lambda: scopes.change(record.id, spec.resources(record.host, parts.cgroups)))
-
-
-_systemd = Threads(4)
-"""For calls that hang with systemd, and with the devices that clients named."""
+    # It reads the numbers of devices from paths that clients named.
+    resources = await host_paths.run(spec.resources, record.host, parts.cgroups)
+    await parts.scope_limits.change(record.id, resources)
 
 
 def _has_lists(host: HostConfig) -> bool:
     """True if it has limits that the runtime does not tell systemd: see
-    `scopes.unit_annotations`.
+    `scope_limits.unit_annotations`.
     """
     return any(
         (
-            *(host.cpuset_cpus, host.cpuset_mems, host.blkio_weight),
+            *(host.cpuset_cpus, host.cpuset_mems),
             *(host.blkio_device_read_bps, host.blkio_device_write_bps),
             *(host.blkio_device_read_iops, host.blkio_device_write_iops),
         )

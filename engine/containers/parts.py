@@ -19,6 +19,7 @@ from engine.networks.networks import Networks
 from engine.runtime.cdi import Registry
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.runtimes import Runtimes
+from engine.runtime.scope_limits import ScopeLimits
 from engine.storage.snapshots import Snapshots
 from engine.system.grace_period import GracePeriod
 from engine.system.observers import Observers
@@ -68,6 +69,7 @@ class Parts:
     monitor: Monitor
     runtimes: Runtimes
     cgroups: Cgroups
+    scope_limits: ScopeLimits
     grace_period: GracePeriod
     events: EventLog
     deliveries: Deliveries

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 from collections.abc import Awaitable
 
@@ -288,6 +289,8 @@ async def _take_back(container: Container, after: HostConfig, before: HostConfig
 async def _apply(container: Container, before: HostConfig, after: HostConfig, support: Support) -> None:
     """Give the running container the limits that differ. Raises ServerError, NotFound."""
     parts, cgroup = container.parts, container.cgroup
+    in_scope = container.record.cgroup_driver == "systemd"
+    changed = msgspec.structs.replace(container.record, host=after)
     lifted, resources = await asyncio.to_thread(_differences, before, after, support)
     for field, major, minor in lifted:
         limit = asyncio.to_thread(parts.cgroups.lift_device, cgroup, field, major, minor)
@@ -297,10 +300,17 @@ async def _apply(container: Container, before: HostConfig, after: HostConfig, su
             await _lifted("CPU quota", asyncio.to_thread(parts.cgroups.lift, cgroup, "cpu"))
         if resources.pids is not None and resources.pids.limit == limits.NO_LIMIT:
             await _lifted("limit of processes", asyncio.to_thread(parts.cgroups.lift, cgroup, "pids"))
-        await launch.runtime_of(container.record, parts).update(container.id, resources)
-    if container.record.cgroup_driver == "systemd" and (lifted or resources is not None):
-        changed = msgspec.structs.replace(container.record, host=after)
-        await _lifted("former limits in systemd", launch.tell_systemd(changed, parts))
+        update = functools.partial(launch.runtime_of(container.record, parts).update, container.id, resources)
+        try:
+            await update()
+        except ServerError:
+            if not in_scope:
+                raise
+            # The runtime asks systemd, too, and does not wait for one that executes itself again.
+            await launch.tell_systemd(changed, parts)
+            await update()
+    if in_scope and (lifted or resources is not None):
+        await launch.tell_systemd(changed, parts)
 
 
 def _differences(

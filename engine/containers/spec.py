@@ -28,7 +28,7 @@ from engine.containers.limits import check_exec, cpu_time, default_memory_swap, 
 from engine.containers.store import ContainerRecord, MountOptions
 from engine.errors import InvalidParameter
 from engine.networks.sandboxes import SETTINGS
-from engine.runtime import capabilities, cdi, cgroups, features, init, scopes, seccomp
+from engine.runtime import capabilities, cdi, cgroups, features, init, scope_limits, seccomp
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
 from engine.runtime.users import Identity
@@ -118,7 +118,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
     replaced = {node.path for node, _ in named}
     nodes = [pair for pair in devices.nodes(host) if pair[0].path not in replaced] + named
     limits = resources(host, place.cgroups, [*(rule for _, rule in nodes if rule), *devices.rules(host)])
-    of_cgroup = scopes.unit_annotations(limits) if record.cgroup_driver == "systemd" else {}
+    of_cgroup = scope_limits.unit_annotations(limits) if record.cgroup_driver == "systemd" else {}
     variables = environment(
         (*record.link_environment, *(config.env or ()), *place.environment, *place.edits.env),
         config.hostname,

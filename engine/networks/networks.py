@@ -51,6 +51,7 @@ from engine.plugins.client import Refused
 from engine.plugins.registry import Plugins
 from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Records
+from engine.system.system_bus import SystemBus
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
 from engine.system.user_namespaces import IdMap
@@ -79,9 +80,15 @@ class Networks:
     """One engine's."""
 
     def __init__(
-        self, config: Config, records: Records, events: EventLog, plugins: Plugins, ids: IdMap | None = None
+        self,
+        config: Config,
+        records: Records,
+        events: EventLog,
+        plugins: Plugins,
+        bus: SystemBus,
+        ids: IdMap | None = None,
     ) -> None:
-        """`ids`: see `namespaces.new_network`."""
+        """`bus`: for firewalld. `ids`: see `namespaces.new_network`."""
         if not network.BRIDGE_NAME.fullmatch(config.bridge):
             raise InvalidParameter(
                 f"bridge {config.bridge!r}: the name must be 1 to 15 letters, digits, '_', '.' or '-'"
@@ -107,7 +114,7 @@ class Networks:
         self.serving = Serving(active=config.firewall == "none")
         """For this package, too."""
         self._leaves_firewalls = config.firewall != "auto"
-        self._firewalld = Firewalld(lambda: self.drivers.filter.bridges, self.drivers.firewall.told_of_firewalld)
+        self._firewalld = Firewalld(bus, lambda: self.drivers.filter.bridges, self.drivers.firewall.told_of_firewalld)
         self.by_id: dict[str, Network] = {}
         """For this package to read."""
         self.remote = RemoteDriver(plugins)

@@ -21,6 +21,7 @@ from bench.engines import Dockerd
 from engine.config import FIREWALL_MARK
 from engine.system import netfilter
 from tests.support import ROOT
+from tests.support.dbus.bus import Bus
 from tests.support.engine.harness import TempEngine, busybox_archive, until
 from tests.support.engine.lan import (
     HOST,
@@ -330,26 +331,6 @@ def test_no_rules_at_all(place: Place) -> None:
     check(place, before)
 
 
-BUS = """<busconfig>
-<listen>unix:path={socket}</listen><auth>EXTERNAL</auth>
-<policy context="default">
-<allow user="*"/><allow own="*"/><allow send_destination="*" eavesdrop="true"/><allow eavesdrop="true"/>
-</policy>
-</busconfig>"""
-
-
-@pytest.fixture
-def bus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A system bus for this process and those that it starts."""
-    socket_, config = tmp_path / "bus", tmp_path / "bus.conf"
-    config.write_text(BUS.format(socket=socket_))
-    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={socket_}")
-    with subprocess.Popen(["dbus-daemon", f"--config-file={config}", "--nofork", "--nopidfile"]) as daemon:
-        until("the bus", socket_.exists)
-        yield tmp_path
-        daemon.terminate()
-
-
 @contextlib.contextmanager
 def firewalld(place: Place, directory: Path) -> Iterator[Callable[[str], str]]:
     """firewalld with its default zone. Yields firewall-cmd."""
@@ -367,10 +348,10 @@ def firewalld(place: Place, directory: Path) -> Iterator[Callable[[str], str]]:
         daemon.terminate()
 
 
-def test_firewalld(bus: Path, place: Place) -> None:
+def test_firewalld(bus: Bus, tmp_path: Path, place: Place) -> None:
     container = web(place)
     bridge = f"br-{place.engine.request('GET', f'/networks/{NETWORK}').json()['Id'][:12]}"
-    with firewalld(place, bus) as command:
+    with firewalld(place, tmp_path) as command:
         assert command("--get-default-zone") == "public"
         check(place, container)
         assert not warnings(place)
@@ -379,15 +360,17 @@ def test_firewalld(bus: Path, place: Place) -> None:
         place.engine.restart()
         assert {bridge, place.engine.bridge} <= set(command("--zone=docker --list-interfaces").split())
         check(place, container)
-    with firewalld(place, bus) as command:  # again
+    with firewalld(place, tmp_path) as command:  # again
         check(place, container)
         place.engine.stop()
         assert command("--zone=docker --list-interfaces") == ""
 
 
-def test_firewalld_that_cannot_be_asked(place: Place, bus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with firewalld(place, bus):
-        monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={bus}/other")
+def test_firewalld_that_cannot_be_asked(
+    place: Place, bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with firewalld(place, tmp_path):
+        monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={bus.socket}.other")
         place.engine.restart()
         monkeypatch.undo()
         (warning,) = warnings(place)

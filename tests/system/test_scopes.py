@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def limit(engine: TempEngine, container: str, controller: str, file: str) -> str
     return (directory / (v1.get(file, file) if HIERARCHIES.controllers else file)).read_text().strip()
 
 
-def update(engine: TempEngine, container: str, **limits: int) -> None:
+def update(engine: TempEngine, container: str, **limits: Any) -> None:
     answer = engine.request("POST", f"/v1.44/containers/{container}/update", limits)
     assert answer.status == 200, answer
 
@@ -117,15 +118,64 @@ def test_a_container_without_limits_gets_none(systemd: TempEngine) -> None:
         reload_systemd()
 
 
+LIMITS = {
+    **{"Memory": 64 << 20, "MemorySwap": 80 << 20, "MemoryReservation": 32 << 20, "PidsLimit": 50},
+    **{"CpuPeriod": 50_000, "CpuQuota": 12_345, "CpuShares": 512, "CpusetCpus": "1", "CpusetMems": "0"},
+    "BlkioWeight": 300,
+}
+DEVICES = {
+    "BlkioDeviceReadBps": [{"Path": "/dev/vda", "Rate": 1 << 20}],
+    "BlkioDeviceWriteIOps": [{"Path": "/dev/vda", "Rate": 77}],
+}
+PROPERTIES = {
+    **{"MemoryMax": str(64 << 20), "MemorySwapMax": str(16 << 20), "MemoryLow": str(32 << 20), "TasksMax": "50"},
+    **{"CPUQuotaPerSecUSec": "250ms", "CPUQuotaPeriodUSec": "50ms", "CPUWeight": "20", "AllowedCPUs": "1"},
+    **{"AllowedMemoryNodes": "0", "IOWeight": "2930", "IOReadIOPSMax": "", "IOWriteBandwidthMax": ""},
+}
+RATES = {"IOReadBandwidthMax": 1 << 20, "IOWriteIOPSMax": 77}
+
+
+def check_properties(container: str) -> None:
+    found = show(container, *PROPERTIES, *RATES)
+    rates = {name: int(found.pop(name).split()[-1]) for name in RATES}
+    assert {name: found.get(name, "") for name in PROPERTIES} == PROPERTIES
+    assert rates == RATES
+
+
+def test_all_limits_are_properties_after_a_start(systemd: TempEngine) -> None:
+    check_properties(systemd.started("sleep", "600", host=LIMITS | DEVICES))
+
+
+def test_all_limits_are_properties_after_an_update(systemd: TempEngine) -> None:
+    container = systemd.started("sleep", "600", host=DEVICES)
+    update(systemd, container, **LIMITS)
+    check_properties(container)
+    subprocess.run(["systemctl", "daemon-reexec"], check=True)
+    check_properties(container)
+
+
+def test_updates_while_systemd_is_executed_again(systemd: TempEngine) -> None:
+    container = systemd.started("sleep", "600")
+    for number in range(40, 44):
+        with subprocess.Popen(["systemctl", "daemon-reexec"]) as command:
+            while command.poll() is None:
+                update(systemd, container, PidsLimit=number)
+        assert command.returncode == 0
+        assert show(container, "TasksMax") == {"TasksMax": str(number)}
+
+
+def test_updates_after_the_bus_was_restarted(systemd: TempEngine) -> None:
+    container = systemd.started("sleep", "600")
+    for number in (50, 51):
+        update(systemd, container, PidsLimit=number)
+        subprocess.run(["systemctl", "kill", "--signal", "KILL", "dbus.service"], check=True)
+        update(systemd, container, PidsLimit=number + 10)
+        assert show(container, "TasksMax") == {"TasksMax": str(number + 10)}
+
+
 @pytest.mark.skipif(HIERARCHIES.mode != "v2", reason="v1 has other files")
 def test_all_limits_outlast_a_reload_of_systemd(systemd: TempEngine) -> None:
-    host = {
-        **{"Memory": 64 << 20, "MemorySwap": 80 << 20, "MemoryReservation": 32 << 20, "PidsLimit": 50},
-        **{"CpuPeriod": 50_000, "CpuQuota": 12_345, "CpuShares": 512, "CpusetCpus": "1", "CpusetMems": "0"},
-        **{"BlkioWeight": 300, "BlkioDeviceReadBps": [{"Path": "/dev/vda", "Rate": 1 << 20}]},
-        **{"BlkioDeviceWriteIOps": [{"Path": "/dev/vda", "Rate": 77}]},
-    }
-    container = systemd.started("sleep", "600", host=host)
+    container = systemd.started("sleep", "600", host=LIMITS | DEVICES)
     files = "memory.max memory.swap.max memory.low pids.max cpu.max cpu.weight cpuset.cpus cpuset.mems io.max"
 
     def limits() -> dict[str, str]:

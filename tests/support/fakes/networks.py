@@ -15,6 +15,7 @@ from engine.networks.networks import Networks
 from engine.plugins.discovery import Discovery
 from engine.plugins.registry import Plugins
 from engine.storage.records import Records
+from engine.system.system_bus import SystemBus
 
 
 class Both(Attachments):
@@ -23,7 +24,7 @@ class Both(Attachments):
     def __init__(self, config: Config, records: Records, plugins: Plugins | None = None) -> None:
         """`plugins`: by default there are none."""
         plugins = plugins or Plugins(Discovery((), ()), 1.0)
-        self.networks = Networks(config, records, EventLog(), plugins)
+        self.networks = Networks(config, records, EventLog(), plugins, SystemBus())
         super().__init__(self.networks)
 
     def __getattr__(self, name: str) -> Any:

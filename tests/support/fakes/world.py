@@ -36,9 +36,11 @@ from engine.monitor.handles import Exit, Process
 from engine.networks.attachments import Joined
 from engine.runtime.cgroups import Support
 from engine.runtime.runtimes import Runtimes
+from engine.runtime.scope_limits import ScopeLimits
 from engine.storage.records import Change, Table
 from engine.storage.snapshots import Ingest, Usage
 from engine.system import host_paths
+from engine.system.system_bus import SystemBus
 from engine.wire import oci
 from engine.wire.containers import (
     Config,
@@ -505,6 +507,7 @@ class Engine:
             "monitor": self.monitor,
             "runtimes": Runtimes(Runtime(world)),
             "cgroups": Cgroups(world),
+            "scope_limits": ScopeLimits(SystemBus()),
             "grace_period": GracePeriod(),
             "events": self.events,
             "deliveries": Deliveries(),

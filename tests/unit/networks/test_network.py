@@ -28,6 +28,7 @@ from engine.networks.requested import link_local_addresses, wanted_addresses
 from engine.plugins.discovery import Discovery
 from engine.plugins.registry import Plugins
 from engine.storage.records import Records
+from engine.system.system_bus import SystemBus
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import NetworkCreate
 
@@ -119,7 +120,7 @@ def test_a_network_of_a_swarm_has_the_name_of_another(tmp_path: Path) -> None:
 def test_wrong_default_bridge_names(name: str, tmp_path: Path) -> None:
     records = Records(tmp_path / "state.db")
     with pytest.raises(InvalidParameter, match="bridge"):
-        Networks(Config(bridge=name), records, EventLog(), Plugins(Discovery((), ()), 1.0))
+        Networks(Config(bridge=name), records, EventLog(), Plugins(Discovery((), ()), 1.0), SystemBus())
     records.close()
 
 

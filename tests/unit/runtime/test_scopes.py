@@ -2,8 +2,6 @@
 in tests/system/test_scopes.py.
 """
 
-import errno
-import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 
 from engine.errors import ServerError
 from engine.runtime import cgroups, scopes
-from engine.wire import oci
 
 ID = "a1" * 32
 
@@ -105,77 +102,3 @@ def test_a_driver_that_the_host_lacks_is_refused(tmp_path: Path, monkeypatch: py
     assert scopes.driver((), "v2") == "cgroupfs"
     with pytest.raises(ServerError, match=r"D-Bus does not run .*: apt install dbus"):
         scopes.driver(("native.cgroupdriver=systemd",), "v2")
-
-
-LIMITS = oci.Resources(
-    memory=oci.Memory(limit=64 << 20, swap=80 << 20, reservation=1 << 20),
-    cpu=oci.Cpu(shares=1024, quota=12_345, period=50_000, cpus="0-1", mems="0"),
-    pids=oci.Pids(limit=50),
-    block_io=oci.BlockIO(weight=1000, throttle_read_bps_device=[oci.ThrottleDevice(major=8, minor=16, rate=9)]),
-)
-
-
-def test_limits_are_properties_of_the_scope() -> None:
-    prefix = "org.systemd.property."
-    found = {
-        name.removeprefix(prefix): text for name, text in scopes.unit_annotations(LIMITS).items() if prefix in name
-    }
-    assert found == {
-        "CollectMode": "'inactive-or-failed'",
-        "TasksMax": "uint64 50",
-        "MemoryMax": f"uint64 {64 << 20}",
-        "MemorySwapMax": f"uint64 {16 << 20}",
-        "MemoryLow": f"uint64 {1 << 20}",
-        "CPUWeight": "uint64 39",
-        "CPUQuotaPerSecUSec": "uint64 250000",
-        "CPUQuotaPeriodUSec": "uint64 50000",
-    }
-
-
-def test_no_limit_is_said_too() -> None:
-    assert f"uint64 {(1 << 64) - 1}" == scopes.unit_annotations(oci.Resources())["org.systemd.property.TasksMax"]
-
-
-@pytest.mark.parametrize(
-    ("resources", "said"),
-    [
-        (
-            LIMITS,
-            [
-                *(f"MemoryMax={64 << 20}", f"MemorySwapMax={16 << 20}", "TasksMax=50", f"MemoryLow={1 << 20}"),
-                *("CPUWeight=39", "CPUQuota=25%", "CPUQuotaPeriodSec=50000us", "AllowedCPUs=0-1"),
-                *("AllowedMemoryNodes=0", "IOWeight=10000", "IOReadBandwidthMax="),
-                *("IOReadBandwidthMax=/dev/block/8:16 9", "IOWriteBandwidthMax=", "IOReadIOPSMax=", "IOWriteIOPSMax="),
-            ],
-        ),
-        (
-            oci.Resources(cpu=oci.Cpu(quota=-1), pids=oci.Pids(limit=-1), memory=oci.Memory(limit=5, swap=-1)),
-            [
-                *("MemoryMax=5", "MemorySwapMax=infinity", "TasksMax=infinity", "MemoryLow=0", "CPUWeight="),
-                *("CPUQuota=", "CPUQuotaPeriodSec=", "AllowedCPUs=", "AllowedMemoryNodes=", "IOWeight="),
-                *("IOReadBandwidthMax=", "IOWriteBandwidthMax=", "IOReadIOPSMax=", "IOWriteIOPSMax="),
-            ],
-        ),
-    ],
-)
-def test_a_change_says_all_limits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resources: oci.Resources, said: list[str]
-) -> None:
-    program = tmp_path / "systemctl"
-    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$0.said"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    scopes.change(ID, resources)
-    lines = (tmp_path / "systemctl.said").read_text().splitlines()
-    assert lines == ["set-property", "--runtime", f"docker-{ID}.scope", *said]
-
-
-@pytest.mark.parametrize(("text", "number"), [("Unit x.scope not found.", errno.ENOENT), ("No.", errno.EIO)])
-def test_a_change_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, number: int) -> None:
-    program = tmp_path / "systemctl"
-    program.write_text(f'#!/bin/sh\necho "{text}" >&2\nexit 1\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(OSError, match=re.escape(text)) as caught:
-        scopes.change(ID, LIMITS)
-    assert caught.value.errno == number

@@ -1,0 +1,1 @@
+"""A system bus, and services on it."""
