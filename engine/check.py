@@ -31,10 +31,8 @@ from engine.runtime import init as found_init
 from engine.runtime import scopes
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime
-from engine.system import detached_mounts, links, namespaces, netfilter, seccomp
+from engine.system import calls, detached_mounts, links, namespaces, netfilter, seccomp
 
-KERNEL = (5, 10)
-"""Oldest kernel that is tested. openat2(2), pidfds and overlay on overlay are older."""
 REMAPPING = (5, 19)
 """Oldest kernel with overlays of ID-mapped mounts."""
 
@@ -124,6 +122,7 @@ def findings(containers: int) -> Iterator[Finding]:
         "libnftables", netfilter.available(), "containers cannot reach other hosts", "apt install libnftables1"
     )
     if os.geteuid() == 0:
+        yield system_calls(calls.missing())
         yield attempt("bridge and veth", _try_links, "modprobe bridge veth")
         if netfilter.available():
             yield attempt("nftables NAT", _try_nat, "modprobe nf_tables nft_chain_nat nft_masq nft_fib_inet")
@@ -176,10 +175,23 @@ def _version(release: str) -> tuple[int, int]:
 
 
 def kernel(release: str) -> Finding:
-    wanted = ".".join(map(str, KERNEL))
+    wanted = ".".join(map(str, calls.KERNEL))
     return Finding(
-        "kernel", _version(release) >= KERNEL, f"{release} ({wanted} or newer)", f"boot a kernel of {wanted} or newer"
+        *("kernel", _version(release) >= calls.KERNEL, f"{release} ({wanted} or newer)"),
+        f"boot a kernel of {wanted} or newer",
     )
+
+
+def system_calls(missing: Iterable[calls.Call]) -> Finding:
+    """Those that this host lacks, for its kernel or for the seccomp filter that the engine is
+    in.
+    """
+    needed = [call.name for call in missing]
+    without = [call.use for call in calls.CALLS if call.use and call.name in needed]
+    text = f"missing or denied: {', '.join(needed)}" if needed else "all"
+    if without:
+        text += f"; no {', '.join(without)}"
+    return Finding("system calls", not needed, text, calls.FIX)
 
 
 def file_system(name: str, known: Path = Path("/proc/filesystems"), modules: Path = Path("/lib/modules")) -> Finding:

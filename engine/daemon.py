@@ -79,6 +79,7 @@ from engine.storage.content import Content
 from engine.storage.overlay import OverlaySnapshots
 from engine.storage.records import Records
 from engine.system import (
+    calls,
     detached_mounts,
     host,
     host_paths,
@@ -209,6 +210,7 @@ class Daemon:
             self.defaults = await asyncio.to_thread(defaults.of, self.config, self.cgroups.mode)
         self._claim(stack)
         self._watch_signals(stack)
+        calls.check()
         await asyncio.to_thread(detached_mounts.check_root)
         await self._open_stores(stack)
         await self._open_containers(stack)

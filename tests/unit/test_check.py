@@ -13,12 +13,13 @@ from engine.networks import firewall
 from engine.networks.firewall import Chain
 from engine.runtime import init, scopes
 from engine.runtime.cgroups import Cgroups
+from engine.system import calls
 
 
 def test_kernel() -> None:
     assert check.kernel("6.1.0-18-amd64").ok
-    assert check.kernel("5.10.0").ok
-    assert not check.kernel("4.19.0-5").ok
+    assert check.kernel("5.12.0").ok
+    assert not check.kernel("5.10.0-30-amd64").ok
     assert not check.kernel("strange").ok
 
 
@@ -88,6 +89,13 @@ def test_cgroups_and_file_systems(tmp_path: Path) -> None:
     known.write_text("nodev\tsysfs\n\text4\nnodev\toverlay\n")
     assert check.file_system("overlay", known, tmp_path).ok
     assert not check.file_system("zfs", known, tmp_path).ok
+
+
+def test_system_calls() -> None:
+    assert check.system_calls([]).ok
+    found = check.system_calls(call for call in calls.CALLS if call.name in ("openat2", "clone3"))
+    assert not found.ok
+    assert found.text == "missing or denied: clone3, openat2; no builds from repositories"
 
 
 def test_forwarding() -> None:
