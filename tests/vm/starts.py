@@ -35,7 +35,10 @@ def ask(socket: str, method: str, path: str, body: object = None) -> client.Answ
 
 @contextlib.contextmanager
 def dockerd(directory: Path, driver: str, subnet: str) -> Iterator[str]:
-    """That of the package docker.io, with a bridge and a containerd of its own. Yields its socket."""
+    """That of the package docker.io, with a bridge and a containerd of its own.
+
+    Yields its socket.
+    """
     directory.mkdir()
     socket, bridge = str(directory / "docker.sock"), f"dockerd-{driver[:3]}"
     subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
