@@ -108,6 +108,8 @@ def findings(containers: int) -> Iterator[Finding]:
     """Every row, for that many containers running at once."""
     yield Finding("root", os.geteuid() == 0, f"running as uid {os.geteuid()}", "run engined as root")
     yield kernel(platform.release())
+    if os.geteuid() == 0:
+        yield system_calls(calls.missing())
     yield file_system("overlay")
     yield from control_groups(Cgroups.detect())
     yield runtime()
@@ -122,10 +124,9 @@ def findings(containers: int) -> Iterator[Finding]:
         "libnftables", netfilter.available(), "containers cannot reach other hosts", "apt install libnftables1"
     )
     if os.geteuid() == 0:
-        yield system_calls(calls.missing())
-        yield attempt("bridge and veth", _try_links, "modprobe bridge veth")
+        yield attempt("bridge and veth", _try_links, "modprobe -a bridge veth")
         if netfilter.available():
-            yield attempt("nftables NAT", _try_nat, "modprobe nf_tables nft_chain_nat nft_masq nft_fib_inet")
+            yield attempt("nftables NAT", _try_nat, "modprobe -a nf_tables nft_chain_nat nft_masq nft_fib_inet")
             accepting = firewall.accepting(_mark())
             yield forwarding(firewall.dropping(accepting, firewall.programs()), accepting)
         yield swarm_networks(overlay.features())
@@ -221,7 +222,8 @@ def control_groups(hierarchies: Cgroups) -> Iterator[Finding]:
         # dockerd's driver there; containers run without it, but systemd does not know of them
         wanted = hierarchies.mode == "v2" and scopes.BOOTED.is_dir() and scopes.lacks()
         driver = scopes.driver((), hierarchies.mode)
-        yield Finding("cgroup driver", not wanted, driver + (f"; {wanted}" if wanted else ""), "apt install dbus")
+        text = driver + (f"; {wanted}" if wanted else "")
+        yield Finding("cgroup driver", not wanted, text, "apt install dbus, or systemctl start dbus.socket")
 
 
 def runtime() -> Finding:

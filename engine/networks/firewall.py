@@ -247,7 +247,7 @@ class Chain(NamedTuple):
         where = f"{self.family} {self.table}"
         return (
             f"chain {self.name} of table {where} drops what it does not know, also what containers send and receive; "
-            f"add: nft insert rule {where} {self.name} {accept}"
+            f"add: nft 'insert rule {where} {self.name} {accept}'"
         )
 
 

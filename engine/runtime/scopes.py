@@ -10,11 +10,12 @@ Owns nothing. Not here: limits (`scope_limits.py`), cgroups without systemd (`cg
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from engine.errors import ServerError
+from engine.errors import ServerError, reason
 
 Driver = Literal["cgroupfs", "systemd"]
 
@@ -47,7 +48,15 @@ def lacks() -> str:
     """What this host lacks for the driver systemd; empty if it has everything."""
     if not BOOTED.is_dir():
         return f"systemd is not process 1 of this host ({BOOTED} is missing)"
-    return "" if BUS.exists() else f"the system's D-Bus does not run ({BUS} is missing): apt install dbus"
+    with socket.socket(socket.AF_UNIX) as bus:
+        bus.setblocking(False)
+        try:
+            bus.connect(str(BUS))
+        except BlockingIOError:  # others wait for it, too
+            return ""
+        except OSError as error:
+            return f"the system's D-Bus does not run ({BUS}: {reason(error)}): apt install dbus"
+    return ""
 
 
 def check_parent(parent: str) -> None:

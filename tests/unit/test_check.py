@@ -104,7 +104,7 @@ def test_forwarding() -> None:
         [Chain("inet", "strict", "all", True), Chain("inet", "firewalld", "filter_FORWARD", False)], accept
     )
     assert not found.ok and found.text == "chain all of table inet strict drops"
-    assert found.fix == "nft insert rule inet strict all meta mark & 0x40 == 0x40 accept"
+    assert found.fix == "nft 'insert rule inet strict all meta mark & 0x40 == 0x40 accept'"
     assert check.forwarding([], accept).ok
 
 

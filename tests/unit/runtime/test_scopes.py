@@ -2,6 +2,7 @@
 in tests/system/test_scopes.py.
 """
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -89,8 +90,13 @@ def test_the_driver_is_dockerds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], mode: str, booted: bool, chosen: str
 ) -> None:
     monkeypatch.setattr(scopes, "BOOTED", tmp_path if booted else tmp_path / "missing")
-    monkeypatch.setattr(scopes, "BUS", tmp_path)
-    assert scopes.driver(options, mode) == chosen
+    monkeypatch.setattr(scopes, "BUS", tmp_path / "bus")
+    with socket.socket(socket.AF_UNIX) as bus:
+        bus.bind(str(scopes.BUS))
+        bus.listen(0)
+        for _ in range(3):  # the third does not fit into its queue
+            assert scopes.driver(options, mode) == chosen
+    assert scopes.driver((), "v2") == "cgroupfs", "nothing listens any more"
 
 
 def test_a_driver_that_the_host_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
