@@ -53,6 +53,12 @@ Documentation/process/adding-syscalls.rst). Ascending, without a gap.
 """
 
 X32 = 0x40000000
+"""The bit of the numbers of x32."""
+ARM_PRIVATE = 0xF0000
+"""The first of the numbers that 32-bit ARM has beside the common table: `set_tls`, which every
+program begins with, `cacheflush` and others (Linux, arch/arm/include/uapi/asm/unistd.h). No table
+reaches it.
+"""
 _AUDIT_ARCHES = {
     "SCMP_ARCH_X86_64": 0xC000003E,
     "SCMP_ARCH_X86": 0x40000003,
@@ -184,15 +190,17 @@ _OFFSET_NUMBER, _OFFSET_ARCH = 0, 4
 
 def _prologue(actions: Mapping[int, int], first: int, architectures: Sequence[str]) -> bytes:
     """A program that decides calls numbered `first` and above on the architectures of the filter.
-    Other calls continue with the filter that follows it.
+    Other calls, those of x32 and ARM's private ones among them, continue with the filter that
+    follows it.
     """
+    beyond = ARM_PRIVATE if "SCMP_ARCH_ARM" in architectures else X32
     arches = [_AUDIT_ARCHES[name] for name in architectures if name in _AUDIT_ARCHES]
     if not arches:
         return b""
     tail: list[tuple[int, int, int, int]] = [(_LOAD, 0, 0, _OFFSET_NUMBER)]
     decisions = sorted((number, action) for number, action in actions.items() if number >= first)
     size = 2 * len(decisions) + 1
-    tail.append((_JUMP_GREATER_EQUAL, size + 1, 0, X32))
+    tail.append((_JUMP_GREATER_EQUAL, size + 1, 0, beyond))
     tail.append((_JUMP_GREATER_EQUAL, 0, size, first))
     for number, action in decisions:
         tail.append((_JUMP_EQUAL, 0, 1, number))

@@ -17,7 +17,7 @@ from tests.support.engine import seccomp as comparison
 
 ALLOW = 0x7FFF0000
 EPERM, ENOSYS = 0x50001, 0x50026
-X86_64, I386, ARM64 = 0xC000003E, 0x40000003, 0xC00000B7
+X86_64, I386, ARM64, ARM = 0xC000003E, 0x40000003, 0xC00000B7, 0x40000028
 
 on_x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86_64")
 
@@ -217,6 +217,40 @@ def test_calls_newer_than_the_library() -> None:
     assert decide(program, compiler.X32 | 500) == EPERM
     assert decide(compiled("CAP_SYS_ADMIN"), compiler.NEWER["lsm_list_modules"]) == ALLOW
     assert decide(compiled("CAP_SYS_ADMIN"), 435) == ALLOW
+
+
+def filter_of(machine: str, *granted: str) -> bytes:
+    """The filter for a machine, which need not be this one: libseccomp knows all of them."""
+    section = json.loads(bytes(seccomp.profile((), machine).section))
+    return compiler.program(
+        seccomp.rules(granted, machine, "6.1"), default_errno=1, architectures=section["architectures"]
+    )
+
+
+def test_arm64_and_its_32_bit_programs() -> None:
+    program = filter_of("aarch64", *capabilities.DEFAULT)
+    read, mount, clone, clone3, unshare, personality = 63, 40, 220, 435, 97, 92
+    assert decide(program, read, arch=ARM64) == ALLOW
+    for number in (mount, unshare):
+        assert decide(program, number, arch=ARM64) == EPERM
+    assert decide(program, clone, 17, arch=ARM64) == ALLOW
+    assert decide(program, clone, 0x10000000 | 17, arch=ARM64) == EPERM
+    assert decide(program, personality, 8, arch=ARM64) == ALLOW  # PER_LINUX32
+    read, mount, clone = 3, 21, 120
+    assert decide(program, read, arch=ARM) == ALLOW
+    assert decide(program, mount, arch=ARM) == EPERM
+    assert decide(program, clone, 17, arch=ARM) == ALLOW
+    for arch in (ARM64, ARM):
+        assert decide(program, clone3, arch=arch) == ENOSYS
+        for name in ("fchmodat2", "cachestat", "futex_wait", "mseal"):
+            assert decide(program, compiler.NEWER[name], arch=arch) == ALLOW, name
+        assert decide(program, 500, arch=arch) == ENOSYS
+        assert decide(program, compiler.ARM_PRIVATE - 1, arch=arch) == ENOSYS
+    # set_tls, without which no 32-bit program starts
+    breakpoint_, cacheflush, usr26, set_tls = (compiler.ARM_PRIVATE + number for number in (1, 2, 3, 5))
+    for number in (breakpoint_, cacheflush, set_tls):
+        assert decide(program, number, arch=ARM) == ALLOW
+    assert decide(program, usr26, arch=ARM) == EPERM
 
 
 @on_x86
