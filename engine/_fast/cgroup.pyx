@@ -27,7 +27,7 @@ from libc.stdint cimport UINT32_MAX, UINT64_MAX, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp
 from posix.fcntl cimport O_CLOEXEC, O_RDONLY, open as c_open
-from posix.unistd cimport _SC_CLK_TCK, close as c_close, pread, sysconf
+from posix.unistd cimport _SC_CLK_TCK, _SC_PAGESIZE, close as c_close, pread, sysconf
 
 from engine._fast.linux cimport close_own
 
@@ -83,8 +83,8 @@ cdef struct Reading:
 # nanoseconds of one unit of utime, stime and /proc/stat
 cdef uint64_t TICK = 1_000_000_000 // sysconf(_SC_CLK_TCK)
 
-NO_LIMIT = 0x7FFFFFFFFFFFF000
-"""The value in v1's files that means: no limit."""
+NO_LIMIT = 0x7FFFFFFFFFFFFFFF // sysconf(_SC_PAGESIZE) * sysconf(_SC_PAGESIZE)
+"""The value in v1's files that means: no limit. It is a number of whole pages."""
 
 
 # --- reading and parsing, without the GIL ---------------------------------------------------------

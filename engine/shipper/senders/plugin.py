@@ -52,7 +52,7 @@ FINISH = 2.0
 """Seconds that plugins may take to read the last lines."""
 PIPE = 1 << 20
 """Bytes of a FIFO: /proc/sys/fs/pipe-max-size, which is a limit for other users."""
-PAGE = 4096
+PAGE = os.sysconf("SC_PAGE_SIZE")
 """Bytes of a part of a FIFO. A write fills whole parts."""
 
 _SOURCES = (b"\x0a\x06stdout\x10", b"\x0a\x06stderr\x10")

@@ -8,6 +8,8 @@ for both versions; only limits that one version lacks depend on `V2`.
 from __future__ import annotations
 
 import math
+import os
+import sys
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
@@ -17,7 +19,7 @@ V2 = (ROOT / "cgroup.controllers").exists()
 NONE = -1
 """A limit that is not set, as the API writes it."""
 
-_NO_BYTES = 0x7FFFFFFFFFFFF000
+_NO_BYTES = sys.maxsize // os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PAGE_SIZE")
 """v1's value for a limit that is not set."""
 
 WRITES = """

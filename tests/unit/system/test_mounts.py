@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -57,11 +58,24 @@ def test_a_busy_mount_goes_in_the_end(tmp_path: Path) -> None:
         os.close(held)
 
 
+@needs_root
+def test_options_of_a_whole_page_reach_the_kernel(tmp_path: Path) -> None:
+    """The last one takes effect."""
+    last = ",mode=711"
+    options = "size=64k," * (mounts.PAGE // 9)
+    options = options[: mounts.PAGE - 1 - len(last)].rpartition(",")[0] + last
+    mounts.mount("tmpfs", tmp_path, "tmpfs", options=options.rjust(mounts.PAGE - 1, ","))
+    try:
+        assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o711
+    finally:
+        assert mounts.unmount(tmp_path)
+
+
 def test_errors_name_the_place(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=rf"nosuchfs on {tmp_path}"):
         mounts.mount("x", tmp_path, "nosuchfs")
-    with pytest.raises(ServerError, match="4200 bytes"):
-        mounts.mount("x", tmp_path, "tmpfs", options="x" * 4200)
+    with pytest.raises(ServerError, match=f"{mounts.PAGE} bytes, the kernel takes {mounts.PAGE - 1}"):
+        mounts.mount("x", tmp_path, "tmpfs", options="x" * mounts.PAGE)
 
 
 def line(number: int, target: str) -> str:

@@ -82,7 +82,7 @@ def test_options() -> None:
         ({"o": "size=1m"}, 'missing required option: "device"'),
         ({**PLAIN, "o": "remount"}, "remount is not supported for a new mount"),
         ({**PLAIN, "o": "a\0b"}, "NUL"),
-        ({**PLAIN, "o": "x" * 4096}, "longer than the kernel reads"),
+        ({**PLAIN, "o": "x" * mounts.PAGE}, "longer than the kernel reads"),
         ({"type": "none", "device": "relative", "o": "bind"}, "relative is not an absolute path"),
     ],
 )
