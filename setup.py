@@ -27,7 +27,10 @@ WARNINGS = [
     "-Wno-missing-field-initializers",  # in CPython's static types
     "-Wno-cast-function-type",  # in CPython's method tables
 ]
-SANITIZED = ["-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+SANITIZED = [
+    *("-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+    "-funsigned-char",  # as on aarch64; the other builds on x86_64 have it signed
+]
 
 FASTER = dict.fromkeys(("jsonentry", "logwriter", "logreader"), "-O3")
 """Modules for which bench/micro has shown that -O3 pays: name -> option. Here test_logreader took
