@@ -165,13 +165,17 @@ def test_hosts_that_cannot_exist(address: str) -> None:
 
 
 def test_tls(tmp_path: Path) -> None:
+    def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad\r\n\r\n")
+        writer.close()  # a server waits for its connections, since Python 3.12
+
     async def work() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate(tmp_path)[1])
         async with Server(lambda ask: ask.answer(200)) as plain:
             found = await asyncio.to_thread(read, f"https://{plain.host}/x")
             assert said(found) == f"dial tcp {plain.host}: connect: the connection was closed"
-        server = await asyncio.start_server(lambda _, writer: writer.write(b"HTTP/1.1 400 Bad\r\n\r\n"), "127.0.0.1", 0)
+        server = await asyncio.start_server(refuse, "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
             found = await asyncio.to_thread(read, f"https://127.0.0.1:{port}/x")
