@@ -136,6 +136,9 @@ def _install(root: Path, suite: str, package: Path) -> None:
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(PROGRAM)
     program.chmod(0o755)
+    patience = root / "etc/systemd/system.conf.d/patience.conf"
+    patience.parent.mkdir(parents=True, exist_ok=True)
+    patience.write_text("[Manager]\nDefaultTimeoutStartSec=1h\n")  # an emulated processor is slow
     units = root / "etc/systemd/system"
     (units / "multi-user.target.wants").mkdir(parents=True, exist_ok=True)
     (units / "engined-demo.service").write_text(UNIT)
@@ -168,7 +171,8 @@ def _boot(directory: Path) -> int:
     command += ["-nographic", "-nic", "none", "-no-reboot"]
     command += ["-drive", f"file={directory / 'disk.ext4'},format=raw,if=virtio,snapshot=on"]
     command += ["-kernel", str(directory / "vmlinuz"), "-initrd", str(directory / "initrd")]
-    command += ["-append", "console=ttyAMA0 quiet panic=-1 systemd.getty_auto=no"]  # a getty would take the terminal
+    # a getty would take the terminal
+    command += ["-append", "console=ttyAMA0 quiet panic=-1 systemd.getty_auto=no"]
     with (directory / "console").open("wb") as console:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, check=False)
     said = (directory / "console").read_text(errors="replace").replace("\r", "")
