@@ -35,6 +35,11 @@ cdef inline uint32_t big(const uint8_t *data) noexcept:
     return <uint32_t>data[0] << 24 | <uint32_t>data[1] << 16 | <uint32_t>data[2] << 8 | data[3]
 
 
+cdef inline uint32_t stream_of(const uint8_t *head) noexcept:
+    """The stream of a frame; the reserved bit before it is ignored (RFC 9113, 4.1)."""
+    return big(head + 5) & 0x7FFFFFFF
+
+
 cdef class _Stream:
     """The messages of one stream."""
 
@@ -109,7 +114,8 @@ cdef class Scanner:
         """True if a DATA frame of the stream passes and is incomplete: h2 has yet to give its data,
         so the stream cannot be registered now.
         """
-        return self.left > 0 and self.taking is None and self.head[3] == DATA and big(self.head + 5) == <uint32_t>number
+        return (self.left > 0 and self.taking is None and self.head[3] == DATA
+                and stream_of(self.head) == <uint32_t>number)
 
     def register(self, int number, int64_t window, bytes begun not None) -> list:
         """Take the DATA of a stream from the next frame on. `begun`: bytes of an incomplete
@@ -176,7 +182,7 @@ cdef class Scanner:
                 place += 1
             if self.head_size < HEADER:
                 break
-            stream = self.streams.get(big(self.head + 5) & 0x7FFFFFFF) if self.head[3] == DATA else None
+            stream = self.streams.get(stream_of(self.head)) if self.head[3] == DATA else None
             part = big(self.head) >> 8
             if stream is not None and (self.in_headers or part > self.largest):
                 stream = None

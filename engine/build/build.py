@@ -7,7 +7,7 @@ all stages. The output shown is what a serial build would have shown: every step
 one. If a later stage fails first, its failed step follows those that have ended. BuildKit's clients
 see the stages side by side.
 
-Owns:    the tasks of the stages, from `work` until its end; claims on the layers in use.
+Owns:    the tasks of the stages, from `work` until its end; what it uses of the cache.
 Threads: the event loop's.
 Raises:  StepFailed for a RUN whose command failed, EngineError of any step.
 Not here: one stage (`stage.py`), contexts (`builder.py`).
@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import posixpath
-from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 
 import msgspec
@@ -38,7 +37,7 @@ from engine.build.steps import base, copy, meta, run
 from engine.build.trees import Tree
 from engine.errors import InvalidParameter
 from engine.images.instructions.records import Add, Copy, Instruction, Run, Workdir
-from engine.system.threads import cancelled, uninterrupted
+from engine.system.threads import cancelled
 
 MAX_STEPS = 1000
 """Steps of one build. Each is an image, whose document has the history of those before it."""
@@ -54,8 +53,6 @@ class Build:
         self._dockerfile = dockerfile
         self._needed = dockerfiles.needed(dockerfile, options.target)
         self._site = Site(parts, options, dockerfile, context, self)
-        self._used: Counter[str] = Counter()
-        """Ids of images: this build's part of `Cache.used`."""
         self._results: dict[int, asyncio.Task[State]] = {}
         self._uses: dict[int, set[int]] = {}
         """By stage: the stages whose results it has asked for."""
@@ -82,7 +79,7 @@ class Build:
         for each in sorted(self._stages, key=lambda stage: stage.index):
             _name_vertices(each, bases, alone=dockerfiles.is_one(dockerfile))
         # Last: `work` releases them, and a refused build does no work.
-        self._claims = parts.images.claims()
+        self._used = parts.cache.uses()
 
     # --- output -----------------------------------------------------------------------------------
 
@@ -166,8 +163,7 @@ class Build:
                 try:
                     await self._site.close()
                 finally:
-                    self._parts.cache.used -= self._used
-                    await uninterrupted(self._claims.release())
+                    await self._used.release()
 
     async def _run(self) -> State:
         for stage in self._stages:
@@ -219,6 +215,8 @@ class Build:
                 await self._parts.cache.write()
                 raise InvalidParameter(f"One or more build-args {names} were not consumed, failing build.")
             self._end.say(f"[Warning] One or more build-args {names} were not consumed\n", classic=True)
+        if self._options.result is not None:
+            self._options.result(result)
         await self._parts.cache.write_result(result, self._options.tags)
         if self._options.export is not None:
             await self._options.export(self._made())
@@ -276,10 +274,7 @@ class Build:
 
     def use(self, state: State) -> State:
         """Keep the layers of a state as long as this build runs."""
-        if state.top:
-            self._claims.claim(state.top)
-        self._used[state.image_id] += 1
-        self._parts.cache.used[state.image_id] += 1
+        self._used.add(state)
         if self._options.dialect.owns_cache:
             self._parts.cache.own(state.image_id)
         return state

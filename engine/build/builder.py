@@ -25,7 +25,7 @@ from engine import metrics
 from engine.build import bases, calls, context, lint, prune, remote
 from engine.build.build import Build
 from engine.build.buildkit.session import Sessions
-from engine.build.cache import Cache
+from engine.build.cache import Cache, Uses
 from engine.build.caches import Caches
 from engine.build.collection import Collector
 from engine.build.dialect import BUILDKIT
@@ -295,6 +295,10 @@ class Builder:
     def contexts(self) -> KeptContexts:
         """Contents of clients' directories."""
         return self._parts.contexts
+
+    def uses(self) -> Uses:
+        """Keeps results of builds from prunes, until it is released."""
+        return self._parts.cache.uses()
 
     async def usage(self) -> list[prune.Entry]:
         """Everything in the cache, the least recently used first."""

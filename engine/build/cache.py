@@ -54,6 +54,30 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, 
     uses: int = 0
 
 
+class Uses:
+    """What one build uses: no prune removes these images, and no deletion their layers, until
+    `release`.
+    """
+
+    def __init__(self, images: ImageStore, used: Counter[str]) -> None:
+        """`used`: of all builds."""
+        self._claims = images.claims()
+        self._all = used
+        self._own: Counter[str] = Counter()
+
+    def add(self, state: State) -> None:
+        if state.top:
+            self._claims.claim(state.top)
+        self._own[state.image_id] += 1
+        self._all[state.image_id] += 1
+
+    async def release(self) -> None:
+        """Idempotent."""
+        self._all -= self._own
+        self._own.clear()
+        await uninterrupted(self._claims.release())
+
+
 class Cache:
     """See the module."""
 
@@ -100,6 +124,10 @@ class Cache:
             _log.error("writing the build cache: %s", error.message)
 
     # --- look up and add --------------------------------------------------------------------------
+
+    def uses(self) -> Uses:
+        """The uses of one build, which must be released."""
+        return Uses(self._images, self.used)
 
     def find(self, key: str) -> State | None:
         """The state that the step of this key made, if it is known and complete. It has the first
@@ -296,4 +324,4 @@ def _document(state: State) -> bytes:
     return raw if state.image_id == f"sha256:{hashlib.sha256(raw).hexdigest()}" else b""
 
 
-__all__ = ["Cache", "StepRecord"]
+__all__ = ["Cache", "StepRecord", "Uses"]

@@ -23,7 +23,8 @@ from engine.wire.images import Platform
 
 if TYPE_CHECKING:
     from engine.build.imported import Imports
-    from engine.build.state import Made
+    from engine.build.prune import Entry
+    from engine.build.state import Made, State
     from engine.images.record import ImageRecord
 
 T = TypeVar("T")
@@ -97,6 +98,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Gets each image that the Dockerfile names, with that name, when it is known."""
     imports: Imports | None = None
     """Caches from elsewhere."""
+    result: Callable[[State], None] | None = None
+    """Gets what the build results in, while the build still uses it."""
     export: Callable[[Sequence[Made]], Awaitable[None]] | None = None
     """Exports the steps of the build when it has succeeded."""
     inline_cache: bool = False
@@ -114,6 +117,8 @@ class PruneOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Records of images that are tagged too, not only of dangling ones."""
     filters: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict)
     """Names of `PRUNE_FILTERS` without the two times."""
+    condition: Callable[[Entry], bool] | None = None
+    """What holds for the records beside `filters`."""
     unused_since_ns: int = 0
     """Only records whose last use was before this time, in nanoseconds since the epoch. 0: any."""
     reserved_space: int = 0

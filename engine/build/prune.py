@@ -201,6 +201,8 @@ def _matches(entry: Entry, options: PruneOptions) -> bool:
         return False
     if options.unused_since_ns and entry.used >= options.unused_since_ns:
         return False
+    if options.condition is not None and not options.condition(entry):
+        return False
     shown = {
         "id": entry.id,
         "parent": entry.parent,

@@ -324,6 +324,25 @@ def test_files_of_an_image_in_a_directory(builder: TempEngine) -> None:
     assert list(received.files) == ["a", "d", "d/f", "d-x", "hard", "large", "link"]
 
 
+def test_a_prune_while_files_are_exported(own_engine: TempEngine) -> None:
+    """The image has no name, and its files are still being read."""
+    own_engine.load_busybox()
+    received = sessions.Received()
+    (take,) = sessions.of_results(received, archive=False).values()
+
+    def prune_first(call: sessions.Call) -> None:
+        for path in ("build/prune?all=1", "images/prune"):
+            assert own_engine.request("POST", f"/v1.45/{path}").status == 200
+        take(call)
+
+    given = {"exporter": "local", "services": {sessions.FILE_SEND: prune_first}}
+    built = build(own_engine, f"FROM scratch\nCOPY --from=busybox /bin/busybox /{unique()}", **given)
+    assert built.failure is None and len(received.files) == 1
+    own_engine.request("POST", "/v1.45/build/prune?all=1")
+    with Caller(own_engine.socket) as caller:
+        assert caller.ask(f"{CONTROL}DiskUsage", b"") == b"", "nothing holds it after the build"
+
+
 def test_files_of_an_image_as_an_archive(builder: TempEngine) -> None:
     received = sessions.Received()
     services = sessions.of_results(received, archive=True)
@@ -998,6 +1017,10 @@ def test_the_cache(own_engine: TempEngine) -> None:
     assert engine.docker("rmi", "gone:1").status == 0
     with Caller(engine.socket) as caller:
         records = [fields(data) for _, data in every(caller.ask(f"{CONTROL}DiskUsage", b""))]
+        first_type = field(1, f"type=={records[0][10].decode()},inuse==false")
+        assert caller.ask(f"{CONTROL}DiskUsage", first_type) != b""
+        assert caller.ask(f"{CONTROL}DiskUsage", field(1, "type==none")) == b""
+        assert caller.ask(f"{CONTROL}DiskUsage", field(2, 3600 * 10**9)) == b"", "all were used just now"
         assert any(record[9].endswith(b">/x") and record[4] == 17 for record in records), records
         calling = caller.call(f"{CONTROL}Prune")
         calling.send(field(1, "") + field(2, 1), last=True)

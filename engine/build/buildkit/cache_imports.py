@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -145,8 +146,9 @@ def _local(attributes: Mapping[str, str], session: Session) -> _Source:
     directory, digest = attributes.get("src", ""), attributes.get("digest", "")
     if not directory or not is_digest(digest):
         raise InvalidParameter("a local cache needs src and digest")
-    store = _Directory(session, f"local:{directory}")
-    return _Source(directory, digest, lambda which: store.blob(which, MAX_DOCUMENT), store.blob, store)
+    store = f"local:{directory}"
+    blob = functools.partial(session.small_blob, store)
+    return _Source(directory, digest, lambda which: blob(which, MAX_DOCUMENT), blob, _Directory(session, store))
 
 
 class _Directory:
@@ -155,17 +157,6 @@ class _Directory:
     def __init__(self, session: Session, store: str) -> None:
         self._session = session
         self._store = store
-
-    async def blob(self, digest: str, limit: int) -> bytes:
-        """A small blob, verified. Raises ServerError."""
-        content = bytearray()
-        async with contextlib.aclosing(self._session.blob(self._store, digest)) as chunks:
-            async for chunk in chunks:
-                content += chunk
-                if len(content) > limit:
-                    raise ServerError(f"{digest}: more than {limit} bytes")
-        _verify(digest, hashlib.sha256(content).hexdigest())
-        return bytes(content)
 
     async def fetch(
         self, digest: str, size: int, target: int, report: Callable[[int], None], _retrying: Any = None, /
@@ -179,7 +170,8 @@ class _Directory:
                 await asyncio.to_thread(_append, target, chunk, hashed)
                 received += len(chunk)
                 report(received)
-        _verify(digest, hashed.hexdigest())
+        if f"sha256:{hashed.hexdigest()}" != digest:
+            raise ServerError(f"content of {digest} does not match its digest")
 
 
 def _append(target: int, chunk: bytes, hashed: Any) -> None:
@@ -187,11 +179,6 @@ def _append(target: int, chunk: bytes, hashed: Any) -> None:
     view = memoryview(chunk)
     while view:
         view = view[os.write(target, view) :]
-
-
-def _verify(digest: str, found: str) -> None:
-    if digest != f"sha256:{found}":
-        raise ServerError(f"content of {digest} does not match its digest")
 
 
 async def _read(source: _Source, platform: Platform) -> ImportedCache:

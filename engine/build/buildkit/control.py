@@ -18,7 +18,6 @@ import contextlib
 import functools
 import hashlib
 import logging
-import re
 import secrets
 import socket
 import time
@@ -29,11 +28,12 @@ import msgspec
 
 from engine import __version__
 from engine.build import options
-from engine.build.buildkit import cache_exports, details, exporting, frontend, grpc, protobuf
+from engine.build.buildkit import cache_exports, details, exporting, frontend, grpc, protobuf, usage
 from engine.build.buildkit.control_messages import (
     BuildkitVersion,
     Capability,
     Definition,
+    DiskUsageRequest,
     DiskUsageResponse,
     Empty,
     EvaluateRequest,
@@ -56,8 +56,6 @@ from engine.build.buildkit.control_messages import (
     SolveResponse,
     Source,
     StatusRequest,
-    Time,
-    UsageRecord,
     WorkerRecord,
 )
 from engine.build.buildkit.exporting import LOCAL, TAR
@@ -69,10 +67,10 @@ from engine.build.buildkit.history_calls import HistoryCalls
 from engine.build.buildkit.messages import BytesMessage, shortened
 from engine.build.buildkit.progress import CANCELED, Progress, Steps
 from engine.build.buildkit.session import Sessions
+from engine.build.cache import Uses
 from engine.build.errors import AtLine, StepFailed
-from engine.build.options import PruneOptions
-from engine.build.prune import CONTEXT, Entry
 from engine.build.reports import CheckWarning
+from engine.build.state import State
 from engine.config.cache import CachePolicy
 from engine.errors import BUG, Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.images.archive import ARCHITECTURE
@@ -91,9 +89,6 @@ APPEAR_SECONDS = 5.0
 """Seconds for which a call waits for the Solve of its build: clients begin both at once."""
 
 READ_SIZE = 32 << 10
-
-RECORDS, DESCRIPTION = 10_000, 500
-"""Entries of the cache in one message, and bytes of each description."""
 
 RESULTS = 1000
 """Results that are remembered after their builds."""
@@ -118,7 +113,6 @@ _GRAPHS = (
 several exporters, of which they ask here too.
 """
 _EXPORTERS = frozenset(("moby", "image", "", LOCAL, TAR))
-_FILTER = re.compile(r"([a-z-]+)(?:(?:==|~=)(.*))?\Z", re.DOTALL)
 
 
 class Parts(NamedTuple):
@@ -148,9 +142,13 @@ class _Result:
     def __init__(self, job: _Job, wanted: Wanted) -> None:
         self.job = job
         self.wanted = wanted
+        self.uses: Uses | None = None
+        """Keep the image until the end of its build."""
         self.building: asyncio.Task[str] | None = None
         """Makes the image, if it was evaluated before its build ends."""
         self.image_id = ""
+        self.top = ""
+        """chain_id of its topmost layer; empty without layers."""
         self.is_new = False
         """There was no such image before."""
         self.response: dict[str, str] = {}
@@ -218,17 +216,21 @@ class Control:
     # --- the cache --------------------------------------------------------------------------------
 
     async def _disk_usage(self, stream: Stream) -> bytes:
-        await _request(stream, Empty)
-        return protobuf.encode(DiskUsageResponse(records=usage_records(await self._parts.builder.usage())))
+        request = await _request(stream, DiskUsageRequest)
+        wanted = usage.condition(request.filters)
+        before = time.time_ns() - max(0, request.age_limit)
+        entries = await self._parts.builder.usage()
+        found = [entry for entry in entries if wanted(entry) and (not request.age_limit or entry.used < before)]
+        return protobuf.encode(DiskUsageResponse(records=usage.records(found)))
 
     async def _prune(self, stream: Stream) -> None:
-        chosen = prune_options(await _request(stream, PruneRequest))
+        chosen = usage.prune_options(await _request(stream, PruneRequest))
         builder = self._parts.builder
         known = {entry.id: entry for entry in await builder.usage()}
         report = await builder.prune(chosen)
         for deleted in report.caches_deleted or ():
             if deleted in known:
-                await stream.send(protobuf.encode(_record(known[deleted])))
+                await stream.send(protobuf.encode(usage.record(known[deleted])))
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -419,6 +421,8 @@ class Control:
             for result in [found for each in job.results if (found := self._results.get(each))]:
                 if result.building is not None:
                     await cancelled(result.building)
+                if result.uses is not None:
+                    await result.uses.release()
         finally:
             ref = job.request.ref
             job.progress.close()
@@ -468,7 +472,7 @@ class Control:
         try:
             for number, exporter in enumerate(exporters):
                 if exporter.type in (LOCAL, TAR):
-                    await self._export_files(job, exporter.type, number, image_id)
+                    await self._export_files(job, exporter.type, number, result.top)
         finally:
             if not images and result.is_new:  # the cache has it
                 await self._parts.images.delete_if(image_id, lambda record: record.nameless)
@@ -495,6 +499,12 @@ class Control:
         find = functools.partial(self._parts.sessions.find, request.session)
         exports = cache_exports.Exports(cached, find, builder.registries, progress)
         before = self._parts.images.index.ids()
+        uses = result.uses = builder.uses()
+
+        def keep(state: State) -> None:
+            uses.add(state)
+            result.top = state.top
+
         try:
             chosen = msgspec.structs.replace(
                 wanted.options,
@@ -505,6 +515,7 @@ class Control:
                 imports=await files.imports(builder, request.cache.imports if request.cache else (), progress),
                 inline_cache=_inline_cache(result),
                 based_on=result.bases.__setitem__,
+                result=keep,
                 export=exports.run if exports else None,
             )
             async with contextlib.aclosing(files.start(builder, chosen, progress)) as reports:
@@ -527,14 +538,16 @@ class Control:
         result.image_id, result.is_new = steps.image_id, steps.image_id not in before
         return steps.image_id
 
-    async def _export_files(self, job: _Job, kind: str, number: int, image_id: str) -> None:
-        """Send the files of the image to the client. `number`: of the exporter in its request."""
+    async def _export_files(self, job: _Job, kind: str, number: int, top: str) -> None:
+        """Send the files of an image with this topmost layer to the client. `number`: of the
+        exporter in its request.
+        """
         vertex = job.progress.vertex(
             "exporting to client directory" if kind == LOCAL else "exporting to client tarball"
         )
         try:
             session = await self._parts.sessions.find(job.request.session)
-            await exporting.export(kind, number, session, self._parts.images, image_id)
+            await exporting.export(kind, number, session, self._parts.images.snapshots, top)
         except EngineError as error:
             vertex.end(error.message)
             raise ServerError(error.message) from error
@@ -630,52 +643,6 @@ def _check_entitlements(asked: Iterable[str], allowed: Collection[str]) -> None:
     for name in asked:
         if name not in allowed:
             raise Forbidden(f"granting entitlement {name[:100]} is not allowed by build daemon configuration")
-
-
-def prune_options(request: PruneRequest) -> PruneOptions:
-    """The options of a prune. Raises InvalidParameter for a filter that is not known."""
-    filters: dict[str, list[str]] = {}
-    for text in filter(None, request.filters):
-        found = _FILTER.match(text)
-        if found is None or found[1] not in options.PRUNE_FILTERS:
-            raise InvalidParameter(f"invalid filter {text[:200]!r}")
-        filters.setdefault(found[1], []).append(found[2] or "true")
-    age = request.keep_duration
-    return PruneOptions(
-        all=request.all,
-        filters=filters,
-        unused_since_ns=time.time_ns() - age if age > 0 else 0,
-        reserved_space=max(0, request.reserved_space),
-        max_used_space=max(0, request.max_used_space),
-        min_free_space=max(0, request.min_free_space),
-    )
-
-
-def usage_records(entries: Sequence[Entry]) -> list[UsageRecord]:
-    """The cache in one message, which must not be larger than what clients accept. The least
-    recently used entries beyond RECORDS are one record.
-    """
-    records = [_record(entry) for entry in entries[-RECORDS:]]
-    if rest := entries[: max(0, len(entries) - RECORDS)]:
-        size = sum(entry.size for entry in rest)
-        words = f"{len(rest)} entries that were used before the others"
-        records.insert(0, UsageRecord(id="others", size=size, description=words))
-    return records
-
-
-def _record(entry: Entry) -> UsageRecord:
-    return UsageRecord(
-        id=entry.id,
-        mutable=entry.type == CONTEXT,
-        in_use=entry.in_use,
-        size=entry.size,
-        created=Time(*divmod(entry.created, 1_000_000_000)),
-        used=Time(*divmod(entry.used, 1_000_000_000)),
-        uses=entry.uses,
-        description=entry.description.encode()[:DESCRIPTION].decode(errors="ignore"),
-        kind=entry.type,
-        shared=entry.shared,
-    )
 
 
 async def relay(stream: Stream, connection: socket.socket) -> None:

@@ -298,5 +298,11 @@ class UsageRecord(msgspec.Struct):
     shared: Annotated[bool, 11] = False
 
 
+class DiskUsageRequest(msgspec.Struct):
+    filters: Annotated[list[str], 1] = []
+    age_limit: Annotated[int, 2] = 0
+    """Nanoseconds since the last use."""
+
+
 class DiskUsageResponse(msgspec.Struct):
     records: Annotated[list[UsageRecord], 1] = []

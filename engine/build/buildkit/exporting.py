@@ -20,7 +20,7 @@ from engine.build.buildkit.messages import DATA, FAILURE, FINISH, REQUEST, Bytes
 from engine.build.buildkit.services import Session
 from engine.build.trees import BLOCK, CHARACTER, DIRECTORY, FIFO, LINK, DirectoryTree, Entry
 from engine.errors import InvalidParameter, ServerError
-from engine.images.store import ImageStore
+from engine.storage.snapshots import Snapshots
 from engine.system.threads import uninterrupted
 
 LOCAL, TAR = "local", "tar"
@@ -37,11 +37,13 @@ _KINDS = {
 }
 
 
-async def export(kind: str, number: int, session: Session, images: ImageStore, image_id: str) -> None:
-    """Send the files of an image. `number`: of the exporter in the client's request."""
+async def export(kind: str, number: int, session: Session, snapshots: Snapshots, top: str) -> None:
+    """Send the files of an image. `number`: of the exporter in the client's request. `top`: the
+    chain_id of its topmost layer, which the caller keeps; empty if it has none.
+    """
     stream = session.file_send([("buildkit-attachable-exporter-id", str(number))])
     try:
-        async with _root(images, image_id) as root:
+        async with _root(snapshots, top) as root:
             tree = DirectoryTree(root) if root >= 0 else None
             files = await asyncio.to_thread(listed, tree) if tree is not None else []
             if kind == TAR:
@@ -53,13 +55,12 @@ async def export(kind: str, number: int, session: Session, images: ImageStore, i
 
 
 @contextlib.asynccontextmanager
-async def _root(images: ImageStore, image_id: str) -> AsyncIterator[int]:
+async def _root(snapshots: Snapshots, top: str) -> AsyncIterator[int]:
     """A descriptor of the image's root; -1 if it has no layer."""
-    chain_ids = images.get(image_id).chain_ids
-    if not chain_ids:
+    if not top:
         yield -1
         return
-    descriptor = await images.snapshots.open_content(chain_ids[-1])
+    descriptor = await snapshots.open_content(top)
     try:
         yield descriptor
     finally:

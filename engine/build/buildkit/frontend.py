@@ -43,6 +43,7 @@ from engine.build.buildkit.details import LARGEST, Named
 from engine.build.buildkit.progress import Progress, Steps, VertexProgress
 from engine.build.buildkit.services import Session
 from engine.build.buildkit.session import Sessions
+from engine.build.cache import Uses
 from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
@@ -115,6 +116,8 @@ class Builder(Protocol):
     def entitlements(self) -> Collection[str]: ...
 
     async def policies(self) -> list[CachePolicy]: ...
+
+    def uses(self) -> Uses: ...
 
     async def usage(self) -> list[Entry]: ...
 

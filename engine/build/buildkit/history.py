@@ -52,7 +52,7 @@ from engine.build.buildkit.history_messages import (
     NumberedBlob,
 )
 from engine.build.buildkit.messages import shortened
-from engine.build.buildkit.progress import Progress
+from engine.build.buildkit.progress import Progress, Reports
 from engine.build.git import without_password
 from engine.errors import EngineError, NotFound, ServerError, reason_with_file, words
 from engine.images.record import ImageRecord
@@ -148,6 +148,8 @@ class _File:
         self._size = self._offset = self._begin = 0
         self._pending = bytearray()
         self.parts: list[Part] = []
+        self.named = False
+        """The file is complete and has its name."""
         self.warnings = 0
         self.vertices: dict[str, tuple[bool, bool]] = {}
         """Whether each vertex came from the cache, and whether it has ended, by digest."""
@@ -199,6 +201,7 @@ class _File:
         os.replace(self._new, self._path)
         os.close(self._descriptor)
         self._descriptor = -1
+        self.named = True
         return self._offset
 
     @property
@@ -272,6 +275,7 @@ class History:
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         reports = progress.read_aside()
         task = spawn(self._record(record, reports, ended, outcome), f"recording build {ref}")
+        task.add_done_callback(lambda _: reports.close())  # it may be cancelled before it begins
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         self._active[ref] = record
@@ -289,7 +293,7 @@ class History:
     async def _record(
         self,
         record: BuildHistoryRecord,
-        reports: AsyncGenerator[StatusResponse, None],
+        reports: Reports,
         ended: asyncio.Future[None],
         outcome: Outcome,
     ) -> None:
@@ -297,15 +301,21 @@ class History:
         file = _File(self._path(ref))
         try:
             last: StatusResponse | None = None
-            async with contextlib.aclosing(reports):
-                async for report in reports:
-                    if last is not None:
-                        await asyncio.to_thread(file.report, last)
-                    last = report  # one turn of a thread is enough for most builds
+            async for report in reports:
+                if last is not None:
+                    await asyncio.to_thread(file.report, last)
+                last = report  # one turn of a thread is enough for most builds
             await ended
             async with self._changing:
-                row = await uninterrupted(asyncio.to_thread(_completed, record, file, last, outcome))
-                await self._records.commit(self._table.put(ref, row))
+                try:
+                    row = await uninterrupted(asyncio.to_thread(_completed, record, file, last, outcome))
+                    await self._records.commit(self._table.put(ref, row))
+                except BaseException:
+                    if file.named:  # the file of an earlier build of this reference is gone, too
+                        if self._rows.pop(ref, None) is not None:
+                            self._publish(DELETED, BuildHistoryRecord(ref=ref))
+                        await uninterrupted(asyncio.to_thread(self._unlink, [ref]))
+                    raise
                 self._rows[ref] = row
                 self._publish(COMPLETE, row.record)
             if time.monotonic() >= self._next_settling:

@@ -10,7 +10,6 @@ Raises:  Unimplemented when the client offers no such service, NotFound for an i
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 from collections.abc import AsyncIterator
 
@@ -42,7 +41,7 @@ async def load(session: Session, source: str, platform: Platform | None, images:
     assert found is not None
     layout = _Layout(session, found["store"])
     digest = found["digest"]
-    raw = await layout.document(digest)
+    raw = await session.small_blob(layout.store, digest, MAX_DOCUMENT)
     manifest = decode(raw, Manifest, digest)
     if manifest.manifests:
         wanted = platform or platforms.HOST
@@ -50,7 +49,7 @@ async def load(session: Session, source: str, platform: Platform | None, images:
         if entry is None:
             raise NotFound(f"{source[:200]!r}: no image for {platforms.text_of(wanted)}")
         digest = entry.digest
-        raw = await layout.document(digest)
+        raw = await session.small_blob(layout.store, digest, MAX_DOCUMENT)
         manifest = decode(raw, Manifest, digest)
     if manifest.config is None:
         raise InvalidParameter(f"{source[:200]!r}: {digest} is not the manifest of an image")
@@ -65,19 +64,7 @@ async def load(session: Session, source: str, platform: Platform | None, images:
 class _Layout:
     def __init__(self, session: Session, store: str) -> None:
         self._session = session
-        self._store = f"oci:{store}"
-
-    async def document(self, digest: str) -> bytes:
-        """A manifest or an index, verified."""
-        content = bytearray()
-        async with contextlib.aclosing(self._session.blob(self._store, digest)) as chunks:
-            async for chunk in chunks:
-                content += chunk
-                if len(content) > MAX_DOCUMENT:
-                    raise InvalidParameter(f"{digest}: more than {MAX_DOCUMENT} bytes")
-        if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
-            raise InvalidParameter(f"content of {digest} does not match its digest")
-        return bytes(content)
+        self.store = f"oci:{store}"
 
     async def archive(self, digest: str, raw: bytes, manifest: Manifest) -> AsyncIterator[bytes]:
         """The layout of one image as a tar archive."""
@@ -99,7 +86,7 @@ class _Layout:
         for blob, size in sizes.items():
             yield _header(_name(blob), size)
             left = size
-            async with contextlib.aclosing(self._session.blob(self._store, blob)) as chunks:
+            async with contextlib.aclosing(self._session.blob(self.store, blob)) as chunks:
                 async for chunk in chunks:
                     left -= len(chunk)
                     if left < 0:

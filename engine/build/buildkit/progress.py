@@ -22,7 +22,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from engine.build.buildkit.control_messages import (
@@ -147,15 +147,16 @@ class Progress:
         self._ref = ref
         self._count = 0
         self._backlog = _Queue()
-        self._readers: set[_Reader] = set()
-        self._aside: set[_Reader] = set()
-        self._read = asyncio.Event()
-        """A reader has caught up."""
+        self._readers: set[Reports] = set()
+        self._aside: set[Reports] = set()
+        self.caught_up = asyncio.Event()
+        """A reader has read something, or reads no more."""
         self._vertices: dict[str, Vertex] = {}
         """As last reported, for readers that come late."""
         self._begun = False
         """A client has got the first reports."""
-        self._closed = False
+        self.closed = False
+        """The build has ended."""
         self.failed = ""
         """Digest of the last vertex that has failed."""
 
@@ -181,66 +182,78 @@ class Progress:
     async def room(self) -> None:
         """Wait until no reader is far behind."""
         while any(reader.reports.beyond(AHEAD, AHEAD_BYTES) for reader in self._readers | self._aside):
-            self._read.clear()
-            await self._read.wait()
+            self.caught_up.clear()
+            await self.caught_up.wait()
 
     def close(self) -> None:
         """The build has ended. Idempotent."""
-        self._closed = True
+        self.closed = True
         for reader in self._readers | self._aside:
             reader.changed.set()
 
     async def taken(self) -> None:
         """After `close`: wait until every reader has all reports, or until one has stalled."""
         while self._readers:
-            self._read.clear()
+            self.caught_up.clear()
             try:
-                await asyncio.wait_for(self._read.wait(), STALLED)
+                await asyncio.wait_for(self.caught_up.wait(), STALLED)
             except TimeoutError:
                 return
 
-    def read(self) -> AsyncGenerator[StatusResponse, None]:
+    def read(self) -> Reports:
         """The reports from now on; ends with the build. The first reader gets those before, too,
         the others how each vertex is.
         """
-        reader = _Reader(self._backlog)
+        queue = self._backlog
         self._backlog = _Queue()
         if self._begun:
             for vertex in self._vertices.values():
-                reader.reports.add(StatusResponse(vertexes=[vertex]))
+                queue.add(StatusResponse(vertexes=[vertex]))
         self._begun = True
-        return self._reports(reader, self._readers, 0)
+        return Reports(self, queue, self._readers, 0)
 
-    def read_aside(self) -> AsyncGenerator[StatusResponse, None]:
+    def read_aside(self) -> Reports:
         """The reports from now on for a reader that is no client. It gets many together, and
         neither takes those before from the first client nor delays the end of the build.
         """
-        return self._reports(_Reader(_Queue()), self._aside, TOGETHER)
+        return Reports(self, _Queue(), self._aside, TOGETHER)
 
-    def _reports(self, reader: _Reader, readers: set[_Reader], together: int) -> AsyncGenerator[StatusResponse, None]:
+
+class Reports:
+    """One reader of a progress: an iterator, which must be closed unless it has ended."""
+
+    def __init__(self, progress: Progress, queue: _Queue, readers: set[Reports], together: int) -> None:
         """`together`: more reports than these are awaited, or more bytes than TOGETHER_BYTES."""
-        readers.add(reader)
-
-        async def reports() -> AsyncGenerator[StatusResponse, None]:
-            try:
-                while reader.reports or not self._closed:
-                    reader.changed.clear()
-                    if self._closed or reader.reports.beyond(together, TOGETHER_BYTES):
-                        yield reader.reports.take()
-                        self._read.set()
-                    else:
-                        await reader.changed.wait()
-            finally:
-                readers.discard(reader)
-                self._read.set()
-
-        return reports()
-
-
-class _Reader:
-    def __init__(self, reports: _Queue) -> None:
-        self.reports = reports
+        self._progress = progress
+        self._readers = readers
+        self._together = together
+        self.reports = queue
+        """Those that it has not read."""
         self.changed = asyncio.Event()
+        """There are more, or the build has ended."""
+        readers.add(self)
+
+    def __aiter__(self) -> Reports:
+        return self
+
+    async def __anext__(self) -> StatusResponse:
+        self._progress.caught_up.set()
+        while self in self._readers and (self.reports or not self._progress.closed):
+            self.changed.clear()
+            if self._progress.closed or self.reports.beyond(self._together, TOGETHER_BYTES):
+                return self.reports.take()
+            await self.changed.wait()
+        self.close()
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """Read no more. Idempotent."""
+        self._readers.discard(self)
+        self._progress.caught_up.set()
+
+    async def aclose(self) -> None:
+        """As `close`, for contextlib.aclosing."""
+        self.close()
 
 
 class _Queue:

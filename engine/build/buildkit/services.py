@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import secrets
@@ -214,6 +215,20 @@ class Session:
                 yield protobuf.decode(message, ReadContentResponse).data
         finally:
             stream.cancel()
+
+    async def small_blob(self, store: str, digest: str, limit: int) -> bytes:
+        """As `blob`, whole and verified. Raises InvalidParameter for other content, or for more
+        than `limit` bytes.
+        """
+        content = bytearray()
+        async with contextlib.aclosing(self.blob(store, digest)) as chunks:
+            async for chunk in chunks:
+                content += chunk
+                if len(content) > limit:
+                    raise InvalidParameter(f"{digest}: more than {limit} bytes")
+        if f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
+            raise InvalidParameter(f"content of {digest} does not match its digest")
+        return bytes(content)
 
     async def has_blob(self, store: str, digest: str) -> bool:
         """True if one of the client's stores has a blob. Raises Unimplemented and ServerError."""

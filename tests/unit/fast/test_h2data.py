@@ -238,6 +238,11 @@ def test_a_frame_that_passes_cannot_be_registered_in_its_middle() -> None:
     scanner.register(1, WINDOW, b"")
     scanner.feed(data[:12])
     assert not scanner.passing(1), "it is taken"
+    scanner.feed(data[12:])
+    scanner.forget(1)
+    reserved = frame(0, 0, 1 | 1 << 31, message(b"one"))
+    scanner.feed(reserved[:12])
+    assert scanner.passing(1), "the reserved bit is ignored"
 
 
 def test_the_window() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -11,8 +10,6 @@ from hypothesis import strategies as st
 
 from engine.build import options
 from engine.build.buildkit import frontend
-from engine.build.buildkit.control import prune_options
-from engine.build.buildkit.control_messages import PruneRequest
 from engine.build.buildkit.frontend import DOCKERFILE_V0, GATEWAY
 from engine.build.dialect import BUILDKIT
 from engine.build.options import DEFAULT_HOST, Options
@@ -201,14 +198,3 @@ FROM busybox
 """
     found = frontend.registries(raw, Options())
     assert found == {"r.example:5000", "other.example", "third.example", "docker.io"}
-
-
-def test_prune_options() -> None:
-    found = prune_options(PruneRequest(filters=["", "type==regular", "id~=abc", "inuse"], all=True, reserved_space=7))
-    assert found.all and found.filters == {"type": ["regular"], "id": ["abc"], "inuse": ["true"]}
-    assert (found.reserved_space, found.unused_since_ns) == (7, 0)
-    aged = prune_options(PruneRequest(keep_duration=3600 * 10**9)).unused_since_ns
-    assert 3600 * 10**9 <= time.time_ns() - aged < 3700 * 10**9
-    for wrong in ("nothing==x", "type!=regular", "==", "type=x"):
-        with pytest.raises(InvalidParameter, match="invalid filter"):
-            prune_options(PruneRequest(filters=[wrong]))

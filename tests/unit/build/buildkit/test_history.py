@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable
@@ -20,7 +21,7 @@ from engine.build.buildkit.history import ATTRIBUTES, History, Limits, Listener,
 from engine.build.buildkit.history_messages import COMPLETE, DELETED, STARTED, BuildHistoryEvent, BuildHistoryRecord
 from engine.build.buildkit.progress import Progress
 from engine.errors import InvalidParameter, NotFound, ServerError
-from engine.storage.records import Records
+from engine.storage.records import Change, Records
 
 HOUR = 3600 * 1_000_000_000
 
@@ -290,6 +291,27 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     async def work(history: History) -> None:
         await build(history, "one", "text")
         assert history.ended() == [] and history.active() == []
+
+    run(tmp_path, work)
+
+
+def test_a_database_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file is left without its row, nor a row without its file."""
+
+    async def work(history: History) -> None:
+        await build(history, "one", "text")
+
+        async def commit(*_: Change) -> None:
+            raise ServerError("the disk is full")
+
+        with monkeypatch.context() as context:
+            context.setattr(history._records, "commit", commit)
+            await build(history, "one", "again")
+            await build(history, "two", "text")
+        assert history.ended() == [] and history.active() == []
+        assert os.listdir(tmp_path / "build" / "history") == []
+        await build(history, "one", "text")
+        assert [record.ref for record in history.ended()] == ["one"]
 
     run(tmp_path, work)
 

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.build.buildkit import control, protobuf
 from engine.build.buildkit import progress as module
-from engine.build.buildkit.control_messages import DiskUsageResponse, StatusResponse
+from engine.build.buildkit import protobuf
+from engine.build.buildkit.control_messages import StatusResponse
 from engine.build.buildkit.messages import TEXT_BYTES, shortened
 from engine.build.buildkit.progress import Clip, Limits, Progress, Steps
-from engine.build.prune import Entry
 from engine.build.reports import (
     STDERR,
     STDOUT,
@@ -307,17 +306,6 @@ def test_a_shortened_text(text: str, length: int) -> None:
         assert long.startswith(before[:100]) and long.endswith(after[-100:])
 
 
-def test_a_large_cache_is_one_message() -> None:
-    def entry(number: int) -> Entry:
-        return Entry(f"id{number}", "", "regular", "\U0001d11e" * 2000, 7, 1, 1, 1, False, False)
-
-    found = control.usage_records([entry(number) for number in range(control.RECORDS + 5)])
-    assert len(protobuf.encode(DiskUsageResponse(records=found))) < 8 << 20
-    assert len(found) == control.RECORDS + 1 and sum(record.size for record in found) == 7 * (control.RECORDS + 5)
-    assert (found[0].id, found[0].description) == ("others", "5 entries that were used before the others")
-    assert control.usage_records([entry(1)])[0].id == "id1" and control.usage_records([]) == []
-
-
 def test_a_reader_aside() -> None:
     """It gets everything, in few messages, and takes nothing from the client that comes late."""
 
@@ -350,6 +338,26 @@ def test_a_reader_aside() -> None:
             assert sum(len(report.logs) for report in reports) == module.TOGETHER + 1
             assert reports[-1].vertexes[-1].error == "it failed"
         assert progress.failed == recorded[0].vertexes[0].digest
+
+    asyncio.run(work())
+
+
+def test_a_reader_that_never_reads_is_closed() -> None:
+    async def work() -> None:
+        progress = Progress("ref")
+        vertex = progress.vertex("v")
+        for read in (progress.read, progress.read_aside):
+            reader = read()
+            for _ in range(module.AHEAD + 1):
+                vertex.log("x")
+            waiting = asyncio.ensure_future(progress.room())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            reader.close()
+            await waiting
+            assert [report async for report in reader] == []
+        progress.close()
+        await progress.taken()
 
     asyncio.run(work())
 
