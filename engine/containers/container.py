@@ -459,7 +459,8 @@ class Container:
         A start has no 403, except for a network of a swarm that refuses the container.
         """
         if isinstance(error, LaunchFailed):
-            return oci.start_failure(error.reason, self.record.path)
+            limits = [each.soft for each in self.record.host.ulimits or () if each.name == "nofile"]
+            return oci.start_failure(error.reason, self.record.path, files=limits[0] if limits else -1)
         if not isinstance(error, EngineError):
             error = ServerError(f"Cannot start container {self.id}: {words(error)}")
         if isinstance(error, Forbidden) and not isinstance(error, NotAttachable):

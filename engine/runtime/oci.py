@@ -349,8 +349,13 @@ _STRERRORS = {
 }
 
 
-def start_failure(log: str, program: str, verb: Literal["create", "exec"] = "create") -> Failure:
-    """The error of a failed start or exec of `program`. `log`: the runtime's log.
+_FEW_FILES = 64
+"""crun 1.8.1 fails with a limit of 40, and starts containers with one of 48."""
+
+
+def start_failure(log: str, program: str, verb: Literal["create", "exec"] = "create", *, files: int = -1) -> Failure:
+    """The error of a failed start or exec of `program`. `log`: the runtime's log. `files`: the
+    container's limit of open files, within which the runtime fails in various places; -1: none.
 
     The texts are those that the docker CLI turns into exit codes 127 ("executable file not found",
     "no such file or directory") and 126 ("permission denied", "is a directory"); crun uses other
@@ -374,6 +379,8 @@ def start_failure(log: str, program: str, verb: Literal["create", "exec"] = "cre
         if "mount" in head and reason.endswith("not a directory"):
             reason += _HINT
     message = f"OCI runtime {verb} failed: {reason}"
+    if 0 <= files < _FEW_FILES:
+        message += f" (the runtime itself needs more than the {files} open files that the ulimit nofile allows)"
     code = failure_code(reason)
     # As in Docker, 404 of an exec means its container or the exec itself.
     not_found = NotFound if verb == "create" else InvalidParameter

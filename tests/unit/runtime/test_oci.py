@@ -79,6 +79,12 @@ def test_failure_without_words() -> None:
     assert "gave no reason" in failure.error.message
 
 
+def test_a_failure_with_few_open_files() -> None:
+    message = oci.start_failure(line("writing file `cgroup.procs`: No space left on device"), "prog", files=10)
+    assert message.error.message.endswith("needs more than the 10 open files that the ulimit nofile allows)")
+    assert "open files" not in oci.start_failure(line("x"), "prog", files=1024).error.message
+
+
 def test_command_lines() -> None:
     argv = RUNTIME.run_argv("key", bundle=Path("/b"), pid_file=Path("/p"), log=Path("/l"))
     assert argv == (
