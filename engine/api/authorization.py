@@ -27,6 +27,7 @@ from engine.api.engine import Engine
 from engine.api.parameters import BODY_LIMIT
 from engine.api.versions import LATEST
 from engine.errors import InvalidParameter
+from engine.http.head import HTTP2
 from engine.http.hijack import HijackReply
 from engine.http.messages import AnyReply, Headers, Query, Reply, Request, StreamReply
 from engine.plugins.authz import Chain, Denied, Exchange, Failed
@@ -266,11 +267,14 @@ _decoder = json.JSONDecoder(
 
 def _asked(request: Request) -> AuthzRequest:
     certificate = request.certificate
+    method, target = request.method, request.target.decode()
+    if method == HTTP2:  # it opens the same services, which a plugin may not allow
+        method, target = "POST", "/grpc"
     return AuthzRequest(
         user=certificate.name if certificate else "",
         user_auth_n_method="TLS" if certificate else "",
-        request_method=request.method,
-        request_uri=request.target.decode(),
+        request_method=method,
+        request_uri=target,
         request_headers=shown_headers(request.headers),
         request_peer_certificates=[certificate.pem.encode()] if certificate else None,
     )

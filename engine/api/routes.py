@@ -29,6 +29,7 @@ from engine.api import (
 )
 from engine.api.engine import Engine
 from engine.api.versions import MINIMUM, release
+from engine.http.head import HTTP2
 from engine.http.messages import AnyReply, Request
 
 Handler = Callable[[Engine, Request], AnyReply | Awaitable[AnyReply]]
@@ -120,7 +121,7 @@ def _constructor(method: str) -> _Row:
     return row
 
 
-GET, HEAD, POST, PUT, DELETE = map(_constructor, ("GET", "HEAD", "POST", "PUT", "DELETE"))
+GET, HEAD, POST, PUT, DELETE, PRI = map(_constructor, ("GET", "HEAD", "POST", "PUT", "DELETE", HTTP2))
 
 
 ROUTES: tuple[Route, ...] = (
@@ -170,6 +171,7 @@ ROUTES: tuple[Route, ...] = (
     POST("/build/cancel", build.cancel),
     POST("/session", session.open_session, mode=HIJACK),
     POST("/grpc", session.serve_buildkit, mode=HIJACK),
+    PRI("/", session.serve_buildkit, mode=HIJACK),
     POST("/images/create", images.create, mode=STREAM, body=UPLOAD),
     POST("/images/prune", images.prune, since="1.25"),
     GET("/images/{name:path}/json", images.inspect),

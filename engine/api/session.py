@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from engine.api.engine import Engine
 from engine.errors import InvalidParameter, words
+from engine.http.head import HTTP2, HTTP2_HEAD
 from engine.http.hijack import HijackReply
 from engine.http.messages import Request
 
@@ -33,13 +34,18 @@ async def open_session(engine: Engine, request: Request) -> HijackReply:
 
 
 async def serve_buildkit(engine: Engine, request: Request) -> HijackReply:
-    """BuildKit's API: the client calls the daemon with gRPC on this connection from now on."""
-    _check_upgrade(request)
+    """BuildKit's API: the client calls the daemon with gRPC on this connection from now on. It has
+    upgraded the connection, or has begun it with HTTP/2.
+    """
+    prior = request.method == HTTP2
+    if not prior:
+        _check_upgrade(request)
     control = await engine.buildkit.load()
     hijack = await request.hijack("", H2C)
     descriptor = hijack.descriptor()
+    head, early = (b"", HTTP2_HEAD + hijack.early) if prior else (hijack.head, hijack.early)
     try:
-        await control.serve(descriptor, hijack.head, hijack.early, request.peer)
+        await control.serve(descriptor, head, early, request.peer)
     except OSError as error:
         raise InvalidParameter(f"{request.path}: {words(error)}") from error
     return hijack.release()

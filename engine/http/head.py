@@ -28,6 +28,12 @@ KNOWN_HEADS = 1024
 remembered again.
 """
 
+HTTP2 = "PRI"
+"""Method of the head that begins HTTP/2 on a new connection ("prior knowledge", RFC 9113, 3.4)."""
+
+HTTP2_HEAD = b"PRI * HTTP/2.0\r\n\r\n"
+"""That head. Four more bytes and HTTP/2's frames follow."""
+
 _ABSOLUTE = re.compile(rb"(?i:https?)://[^/?#]*")
 _NO_QUERY = Query()
 _LOOKED_AT = frozenset(
@@ -159,6 +165,8 @@ class HeadReader:
             self._tail = (self._tail + piece)[-2:]
             return end, None
         if not self._complete:
+            if self._parser.get_method() == b"PRI" and self._parser.get_http_version() == "2.0" and self._url == b"*":
+                return end, _http2()
             raise InvalidParameter("malformed request: the head is incomplete")
         head = self._head()
         if head.reader is not None or not reusable:
@@ -223,6 +231,15 @@ class HeadReader:
         head.query = Query(query) if query else _NO_QUERY
         head.headers = Headers(fields)
         return head
+
+
+def _http2() -> Head:
+    """The head that begins HTTP/2. A route can have only a path, so its target is shown as `/`."""
+    head = Head()
+    head.method, head.target, head.path, head.query, head.headers = HTTP2, b"/", "/", _NO_QUERY, Headers([])
+    head.http10 = head.keep = head.expects = head.upgrade = head.repeatable = False
+    head.reader = None
+    return head
 
 
 def _check_once(reader: BodyReader | None) -> None:

@@ -482,6 +482,14 @@ def test_rule_10_an_upgrade_is_asked_about_before_its_head(engine: TempEngine, p
         assert plugin.asked()[0].get("RequestBody", b"") == (json.dumps(how["body"]).encode() if "body" in how else b"")
 
 
+def test_a_connection_that_begins_with_http_2_is_one_of_grpc(engine: TempEngine, plugin: AuthzPlugin) -> None:
+    plugin.deny = lambda method, body: "no" if body["RequestUri"] == "/grpc" else ""
+    with client.connect(engine.socket) as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        assert client.read_to_end(connection).startswith(b"HTTP/1.1 403 ")
+    assert plugin.asked()[0]["RequestMethod"] == "POST"
+
+
 def test_rule_10_a_stream_without_an_upgrade(engine: TempEngine, plugin: AuthzPlugin) -> None:
     container = engine.started("sh", "-c", "read x; echo got $x", OpenStdin=True, AttachStdin=True, StdinOnce=True)
     plugin.calls.clear()

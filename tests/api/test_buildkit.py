@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import socket
+import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -1031,6 +1032,17 @@ def test_the_cache(own_engine: TempEngine) -> None:
             calling = caller.call(f"{CONTROL}Prune")
             calling.send(field(1, "colour==red"), last=True)
             calling.all()
+
+
+def test_a_connection_that_begins_with_http_2(builder: TempEngine) -> None:
+    with Caller(builder.socket, prior=True) as caller:
+        records = fields(fields(caller.ask(f"{CONTROL}ListWorkers", b""))[1])
+        assert records[1]
+        with pytest.raises(Failure, match="unknown method /containers/json"):
+            caller.ask("/containers/json", b"")
+    url = "http://localhost/containers/json"
+    command = ["curl", "-s", "--http2-prior-knowledge", "-w", "%{http_code}", "--unix-socket", builder.socket, url]
+    assert subprocess.run(command, capture_output=True, timeout=60 * PATIENCE, check=True).stdout == b"415"
 
 
 @pytest.mark.parametrize("headers", [{}, {"Connection": "Upgrade", "Upgrade": "tcp"}])

@@ -547,10 +547,25 @@ class Calling:
 
 
 class Caller:
-    """A gRPC client on a connection that `POST /grpc` has turned into HTTP/2."""
+    """A gRPC client on a connection that `POST /grpc` has turned into HTTP/2. `prior`: it begins
+    with HTTP/2 instead.
+    """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, prior: bool = False) -> None:
         self._stream = client.connect(path)
+        if not prior:
+            self._upgrade()
+        self._stream.settimeout(None)
+        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
+        self._lock = threading.Condition()
+        self._calls: dict[int, Calling] = {}
+        with self._lock:
+            self._h2.initiate_connection()
+            self._flush()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _upgrade(self) -> None:
         self._stream.sendall(
             b"POST /grpc HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
             b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
@@ -561,15 +576,6 @@ class Caller:
             assert chunk, answer
             answer += chunk
         assert answer.startswith(b"HTTP/1.1 101 ") and b"\r\nupgrade: h2c\r\n" in answer.lower(), answer
-        self._stream.settimeout(None)
-        self._h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
-        self._lock = threading.Condition()
-        self._calls: dict[int, Calling] = {}
-        with self._lock:
-            self._h2.initiate_connection()
-            self._flush()
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
 
     def __enter__(self) -> Caller:
         return self

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ServerError
-from engine.http.head import KNOWN_HEAD, KNOWN_HEADS
+from engine.http.head import HTTP2, HTTP2_HEAD, KNOWN_HEAD, KNOWN_HEADS
 from engine.http.messages import BODY_WAITING, AnyReply, Reply, Request, StreamReply
 from engine.http.protocol import DRAIN_LIMIT, INPUT_WAITING, Connection
 from engine.http.server import Limits, Server
@@ -101,7 +101,9 @@ BAD = [
     (b"GET / HTTP/0.9\r\n\r\n", "HTTP version 0.9"),
     (b"GET / HTTP/2.0\r\n\r\n", "HTTP version 2.0"),
     (b"GET / HTTP/9.9\r\n\r\n", "malformed request"),
-    (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "malformed request"),
+    (b"PRI / HTTP/2.0\r\n\r\n", "malformed request"),
+    (b"PRI * HTTP/1.1\r\n\r\n", "malformed request"),
+    (b"PRI * HTTP/2.0\r\nHost: x\r\n\r\n", "malformed request"),
     (b"\x16\x03\x01\x02\x00\x01\x00", "malformed request"),
     (b"get / HTTP/1.1\r\n\r\n", "malformed request"),
     (b"GET /a b HTTP/1.1\r\n\r\n", "malformed request"),
@@ -167,6 +169,14 @@ def test_bad_requests_get_one_json_answer_and_the_end(data: bytes, message: str,
         assert message in json.loads(last.body)["message"], last.body
         assert last.headers["content-type"] == "application/json" and last.body.endswith(b"}\n")
         assert last.headers["connection"] == "close"
+        assert transport.closed or transport.eof
+
+
+def test_http_2_is_a_method_that_an_application_may_have() -> None:
+    for pieces in ([HTTP2_HEAD + b"SM\r\n\r\n"], bytewise(HTTP2_HEAD + b"SM\r\n\r\n")):
+        transport, app = feed(pieces)
+        assert [(request.method, request.path) for request in app.requests] == [(HTTP2, "/")]
+        assert [answer.status for answer in answers(bytes(transport.out))] == [404]
         assert transport.closed or transport.eof
 
 
