@@ -20,6 +20,10 @@ A STAT must identify a content. It has times and sizes, but no inode. Asked for 
   one to the other changes no STAT but that of the directory, which must be unchanged. Twins of
   one name are always asked for: renaming directories above them may change no STAT at all.
 
+A file may change after the client has listed it, and before or while the client reads it. So the
+files that were received are listed once more: those with another STAT are read again, and a file
+that changes each time fails the build.
+
 The key names the directory, and not only its last part: see `key_of`. An index from before the last
 boot is dropped, because the blocks of its segments may not have reached the disk.
 
@@ -42,9 +46,9 @@ import posixpath
 import secrets
 import struct
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Iterable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -68,6 +72,16 @@ BUDGET, SHARE = 2 << 30, 20
 """All contexts may take so many bytes, or the SHAREth part of the disk if that is more; one context
 may take half of it.
 """
+CONTEXTS = 1000
+"""Contexts that are kept.
+
+A client that builds in a new directory each time makes many small ones.
+"""
+
+READINGS = 5
+"""Transfers within which a file must stay as it is."""
+PAUSE = 0.05
+"""Seconds between the first two of them, and more between later ones."""
 
 _FORMAT = 1
 _USED_NS = 3600 * 10**9
@@ -76,6 +90,10 @@ _BLOCK = 256
 """Records that are decoded at once: a thread holds the GIL for so long."""
 _BATCH = 512 << 10
 """Bytes that are passed to a thread at once."""
+_TICK_NS = 20_000_000
+"""More than a step of a file system's clock: changes within it may leave one time."""
+_PATHS = 8 << 10
+"""Characters of the paths by which files are listed alone."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -207,7 +225,7 @@ class KeptContexts:
 
     @contextlib.asynccontextmanager
     async def transfer(self, key: str, what: str, session_id: str) -> AsyncIterator[Transfer]:
-        """A transfer that begins now. Its `finish` gives the context, which outlives it. `key`: ""
+        """A transfer that begins now. Its `receive` gives the context, which outlives it. `key`: ""
         keeps nothing. `what`: the directory in words.
         """
         async with contextlib.AsyncExitStack() as stack:
@@ -313,7 +331,7 @@ class KeptContexts:
         name = secrets.token_hex(8)
         for listed in records:
             if listed.segment not in ("", _FRESH, *segments):
-                continue  # another build has replaced it
+                continue  # it is not kept, or another build has replaced it
             record = msgspec.structs.replace(listed, segment=name) if listed.segment == _FRESH else listed
             before = known.get(record.file.path)
             if before is None or before.stat != record.stat or before.digest != record.digest:
@@ -411,11 +429,16 @@ class KeptContexts:
         files.remove_tree(directory)
 
     async def _shrink(self, budget: int) -> None:
-        """Remove the contexts that were used the longest time ago, until all are small enough."""
-        for kept in self.all():
-            if sum(held.size for held in self._held.values()) <= budget:
+        """Remove the contexts that were used the longest time ago, until the others are few and
+        small enough.
+        """
+        contexts = self.all()
+        number, size = len(contexts), sum(context.size for context in contexts)
+        for context in contexts:
+            if size <= budget and number <= CONTEXTS:
                 break
-            await self.remove(kept.key)
+            if await self.remove(context.key):
+                number, size = number - 1, size - context.size
 
     # --- prune ------------------------------------------------------------------------------------
 
@@ -480,8 +503,10 @@ class KeptContexts:
 
 
 _INDEX = "index"
-_FRESH = "."
-"""The segment that a transfer makes, which has no name yet."""
+_FRESH, _PASSING = ".", "/"
+"""The segment that a transfer makes, which has no name yet, and the file for contents that are not
+kept.
+"""
 
 
 class _Kept(NamedTuple):
@@ -590,8 +615,50 @@ class _Incoming:
         self.written = 0
 
 
+Copy: TypeAlias = "Callable[[Transfer | _Look, Sequence[str]], Awaitable[None]]"
+"""Copies the client's directory to a receiver, or what some paths in it name."""
+
+
+class _Look:
+    """Receives a list alone, and finds out which of some STATs it has."""
+
+    def __init__(self, stats: Set[bytes], known: Container[bytes]) -> None:
+        """`known`: further STATs that may be in the list."""
+        self.missing = set(stats)
+        self._known = known
+
+    def recall(self, stat: bytes) -> bool:
+        if stat in self.missing:
+            self.missing.remove(stat)
+            return True
+        return stat in self._known
+
+    def add(self, _number: int, _stat: bytes, _file: Listed) -> bool:
+        return False
+
+    def write(self, number: int, _data: bytes | memoryview) -> None:
+        raise AssertionError(f"file {number} was not asked for")
+
+    def complete(self, number: int, *, whole: bool) -> None:
+        raise AssertionError(f"file {number} was not asked for: {whole}")
+
+    async def drained(self) -> None:
+        pass
+
+
+def _alone(paths: Sequence[str]) -> Sequence[str]:
+    """The paths, if a client can list these files alone. None of them if it is to list all."""
+    # Clients take a path as a pattern.
+    if sum(map(len, paths)) > _PATHS or any(not _PATTERN.isdisjoint(path) for path in paths):
+        return ()
+    return paths
+
+
+_PATTERN = frozenset("*?[]\\")
+
+
 class Transfer:
-    """One transfer of a directory. Its methods are called in the order of the client's packets."""
+    """One transfer of a directory."""
 
     def __init__(self, contexts: KeptContexts, key: str, what: str, opened: _Opened) -> None:
         self._contexts = contexts
@@ -600,18 +667,76 @@ class Transfer:
         self._begun = time.time_ns()
         self._known = opened.known
         self._descriptors = opened.descriptors
-        self._slots = {name: slot for slot, name in enumerate(opened.segments, 2)}
+        self._slots = {name: slot for slot, name in enumerate((_PASSING, _FRESH, *opened.segments))}
+        self._ends = [1, 0]
+        """Ends of the two files for contents. An offset of 0 in the first would be no inode."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin the list."""
+        self._reading = time.time_ns()
         self._index = Index(links_out=True)
         self._listed: list[Record] = []
+        """Files whose content was not asked for."""
         self._unchanged: set[str] = set()
         """Directories in which nothing was renamed since the last transfer."""
         self._last = b""
-        self._ends = [1, 0]
-        """Ends of the two files for contents. An offset of 0 in the first would be no inode."""
         self._incoming: dict[int, _Incoming] = {}
+        self._asked: dict[bytes, Listed] = {}
+        """Files whose content was asked for, by their STATs."""
+        self._broken: set[bytes] = set()
+        """Those of them whose size was another one."""
+        self._received: dict[bytes, Record] = {}
+        """Those of them that have arrived."""
         self._batch: list[tuple[_Incoming, bytes | memoryview]] = []
         self._batched = 0
         self._writing: asyncio.Future[None] | None = None
+
+    async def receive(self, copy: Copy) -> Context:
+        """Receive the directory. Raises InvalidParameter for a file that changes each time while it
+        is read, or that the client cannot read.
+        """
+        changed: dict[bytes, Listed] = {}
+        for turn in range(READINGS):
+            if turn:
+                await asyncio.sleep(PAUSE * turn)
+                self._begin_again(changed)
+            await copy(self, ())
+            if self._batch:
+                await self._flush()
+            await self._written()
+            changed = await self._changed(copy)
+            if not changed:
+                return await self._finish()
+        path = min(file.path for file in changed.values())
+        raise InvalidParameter(
+            f"build context: {path}: it changes while it is read, or the client cannot read it. "
+            "Leave it out by .dockerignore if the build does not need it"
+        )
+
+    async def _changed(self, copy: Copy) -> dict[bytes, Listed]:
+        """The files that may have changed while they were read."""
+        if not self._asked:
+            return {}
+        read = time.time_ns()
+        look = _Look(self._asked.keys() - self._broken, self._known)
+        await copy(look, _alone([file.path for file in self._asked.values()]))
+        return {
+            stat: file
+            for stat, file in self._asked.items()
+            if stat in look.missing or stat in self._broken or self._reading - _TICK_NS <= file.mtime <= read
+        }
+
+    def _begin_again(self, changed: Collection[bytes]) -> None:
+        """Begin the list anew. What has arrived is known then, but files that have `changed`."""
+        received = self._received.values()
+        twins = {record.stat for record in _with_twins(received, received) if record.twin}
+        self._known |= {
+            stat: record for stat, record in self._received.items() if stat not in changed and stat not in twins
+        }
+        self._begin()
+
+    # --- in the order of the client's packets -----------------------------------------------------
 
     def recall(self, stat: bytes) -> bool:
         """Add the file of an encoded STAT if it is known with its content. False if it is not."""
@@ -643,6 +768,7 @@ class Transfer:
             raise InvalidParameter(f"build context: {file.path}: the files are too large")
         self._place(file, inode, b"")
         self._incoming[number] = _Incoming(file, stat, inode)
+        self._asked[stat] = file
         return True
 
     def _place(self, file: Listed, inode: int, digest: bytes) -> None:
@@ -665,9 +791,11 @@ class Transfer:
         self._batch.append((self._incoming[number], data))
         self._batched += len(data)
 
-    def complete(self, number: int) -> None:
-        """All content of a file was written."""
-        del self._incoming[number]
+    def complete(self, number: int, *, whole: bool) -> None:
+        """Nothing more of a file follows."""
+        incoming = self._incoming.pop(number)
+        if not whole:
+            self._broken.add(incoming.stat)
 
     async def drained(self) -> None:
         """Wait until the disk has taken enough. Raises ServerError."""
@@ -702,19 +830,18 @@ class Transfer:
             incoming.written += len(data)
             if incoming.written == incoming.file.size:
                 digest = self._index.digests[incoming.inode] = incoming.hashing.digest()
-                if slot:
-                    record = Record(incoming.stat, incoming.file, self._begun, _FRESH, offset, digest)
-                    self._listed.append(record)
+                segment = _FRESH if slot else _PASSING
+                self._received[incoming.stat] = Record(
+                    *(incoming.stat, incoming.file, self._begun, segment, offset, digest)
+                )
 
-    async def finish(self) -> Context:
-        """The context, when everything has arrived."""
-        await self._flush()
-        await self._written()
+    async def _finish(self) -> Context:
         # Zeros at the end were not written.
         await uninterrupted(asyncio.to_thread(self._extend))
         if self._key:
             fresh = os.dup(self._descriptors[1])
-            self._contexts.keep(self._key, self._what, self._listed, self._begun, fresh, self._ends[1])
+            records = [*self._listed, *self._received.values()]
+            self._contexts.keep(self._key, self._what, records, self._begun, fresh, self._ends[1])
         key, self._key = self._key, ""
         descriptors, self._descriptors = self._descriptors, []
         return Context(

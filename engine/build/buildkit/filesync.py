@@ -75,8 +75,10 @@ class Receiver(Protocol):
     def write(self, number: int, data: bytes | memoryview, /) -> None:
         """Some content of a file, of all files in any order."""
 
-    def complete(self, number: int, /) -> None:
-        """All content of a file was written."""
+    def complete(self, number: int, /, *, whole: bool) -> None:
+        """Nothing more of a file follows. Unless it is `whole`, its size is not that of its STAT:
+        it has changed, or the client cannot read it.
+        """
 
     async def drained(self) -> None:
         """Wait until more content may be written."""
@@ -112,8 +114,9 @@ class InMemory:
             raise InvalidParameter(f"{self._name}: larger than {self._limit} bytes")
         self._contents[self._paths[number]] += data
 
-    def complete(self, number: int) -> None:
-        pass
+    def complete(self, number: int, *, whole: bool) -> None:
+        if not whole:
+            raise InvalidParameter(f"{self._name}: the size of {self._paths[number]} changed while it was read")
 
     async def drained(self) -> None:
         pass
@@ -132,12 +135,12 @@ class InMemory:
 class _File:
     """A file whose content is needed and has not arrived."""
 
-    __slots__ = ("left", "number", "path", "size")
+    __slots__ = ("left", "number", "size")
 
     def __init__(self, number: int, file: Listed) -> None:
         self.number = number
-        self.path = file.path
         self.size = self.left = file.size
+        """`left` is negative after more bytes than the file should have."""
 
 
 async def copy(
@@ -249,15 +252,15 @@ class _Copy:
         file = self._requested.get(number)
         if file is None:
             raise InvalidParameter(f"{self._name}: content of file {number}, which was not requested")
-        if data and len(data) <= file.left:
-            file.left -= len(data)
-            self._receiver.write(number, data)
-        elif data or file.left:
-            raise InvalidParameter(f"{self._name}: the size of {file.path} changed while it was read")
-        else:
+        if not data:
             del self._requested[number]
             self._ahead -= file.size
-            self._receiver.complete(number)
+            self._receiver.complete(number, whole=not file.left)
+        elif len(data) <= file.left:
+            file.left -= len(data)
+            self._receiver.write(number, data)
+        else:
+            file.left = -1
 
 
 def _data(message: bytes) -> tuple[int, memoryview] | None:

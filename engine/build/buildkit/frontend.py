@@ -503,10 +503,14 @@ class Files:
         hint = self._wanted.shared_keys.get(directory, "")
         key = await asyncio.to_thread(kept.key_of, session.peer, session.shared_key, directory, hint)
         what = "local source for context" if directory == self._wanted.context else f"local source for {directory}"
-        counted = _Counted(vertex)
+        counted, excluded = _Counted(vertex), patterns(ignored)
+
+        async def copy(receiver: filesync.Receiver, paths: Sequence[str]) -> None:
+            found = tuple(paths) or follow
+            await session.sync(directory, receiver, exclude=excluded, follow=found, received=counted.add)
+
         async with self._builder.contexts.transfer(key, what, session.id) as transfer:
-            await session.sync(directory, transfer, exclude=patterns(ignored), follow=follow, received=counted.add)
-            received = await transfer.finish()
+            received = await transfer.receive(copy)
         vertex.status(f"transferring context: {_size(counted.size)}", complete=True)
         return received
 

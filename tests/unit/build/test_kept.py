@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,40 @@ class Sent(NamedTuple):
     contents: dict[str, bytes]
 
 
+class Client:
+    """A client's directory, which `change` may change when a file's content is sent."""
+
+    def __init__(self, tree: Tree, change: Callable[[Client, str], None] = lambda client, path: None) -> None:
+        self.tree = dict(tree)
+        self.asked: list[str] = []
+        self.unreadable: Sequence[str] = ()
+        self.lists: list[list[str]] = []
+        """The paths that were asked for, for each list that was sent."""
+        self._change = change
+
+    async def copy(self, receiver: Any, paths: Sequence[str]) -> None:
+        self.lists.append([*paths])
+        listed = sorted(self.tree.items(), key=lambda each: each[0].split("/"))
+        wanted: list[tuple[int, str, int]] = []
+        for number, (path, given_node) in enumerate(listed):
+            node = given_node if isinstance(given_node, Node) else Node(given_node, modified=OLD - sum(path.encode()))
+            stat = field(2, node.stat(path))
+            if (paths and path not in paths) or receiver.recall(stat):
+                continue
+            described = protobuf.decode(stat, Packet).stat
+            assert described is not None
+            if receiver.add(number, stat, filesync.listed(described)):
+                wanted.append((number, path, described.size))
+        for number, path, size in wanted:
+            self.asked.append(path)
+            self._change(self, path)
+            content = contents(self.tree).get(path, b"") if path not in self.unreadable else b""
+            for at in range(0, min(len(content), size), 32768):
+                receiver.write(number, content[at : min(at + 32768, size)])
+                await receiver.drained()
+            receiver.complete(number, whole=len(content) == size)
+
+
 class Store:
     """Kept contexts in a directory."""
 
@@ -52,24 +86,12 @@ class Store:
         self.contexts = KeptContexts(root, root / "tmp")
 
     async def receive(self, tree: Tree, key: str = KEY, session: str = "one") -> tuple[list[str], Context]:
-        asked = []
+        client = Client(tree)
+        return client.asked, await self.receive_from(client, key, session)
+
+    async def receive_from(self, client: Client, key: str = KEY, session: str = "one") -> Context:
         async with self.contexts.transfer(key, "words", session) as transfer:
-            for number, (path, given_node) in enumerate(sorted(tree.items(), key=lambda each: each[0].split("/"))):
-                node = (
-                    given_node if isinstance(given_node, Node) else Node(given_node, modified=OLD - sum(path.encode()))
-                )
-                stat = field(2, node.stat(path))
-                if transfer.recall(stat):
-                    continue
-                described = protobuf.decode(stat, Packet).stat
-                assert described is not None
-                if transfer.add(number, stat, filesync.listed(described)):
-                    asked.append(path)
-                    for at in range(0, len(node.content), 32768):
-                        transfer.write(number, node.content[at : at + 32768])
-                        await transfer.drained()
-                    transfer.complete(number)
-            return asked, await transfer.finish()
+            return await transfer.receive(client.copy)
 
     async def build(self, tree: Tree, key: str = KEY, session: str = "one") -> Sent:
         """A build that reads every file, and checks its digest."""
@@ -182,6 +204,93 @@ def test_racy_files_are_asked_for_once_more(tmp_path: Path, monkeypatch: pytest.
         now += 10 * kept.RACY_NS
         assert await store.build(changed) == (["a"], {"a": b"other"})
         assert await store.build(changed) == ([], {"a": b"other"})
+
+    run(work, tmp_path)
+
+
+CHANGES: dict[str, Callable[[int], dict[str, Node]]] = {
+    "content": lambda turn: {"a": Node(b"%05d" % turn, modified=OLD + turn)},
+    "grown": lambda turn: {"a": Node(b"first" * turn, modified=OLD + turn)},
+    "shrunk": lambda turn: {"a": Node(b"first"[:-turn], modified=OLD + turn)},
+    "removed": lambda turn: {},
+    "a directory": lambda turn: {"a": Node(mode=DIRECTORY | 0o755, modified=OLD + turn)},
+}
+FIRST: Tree = {"a": Node(b"first", modified=OLD), "b": b"beside"}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_file_that_changes_while_it_is_read(
+    how: str, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read again until it stays, and nothing of what was read before is kept."""
+    monkeypatch.setattr(kept, "PAUSE", 0)
+
+    async def work(store: Store) -> None:
+        def change(client: Client, path: str) -> None:
+            turn = client.asked.count("a")
+            if path == "a" and turn <= times:
+                del client.tree["a"]
+                client.tree |= CHANGES[how](turn)
+
+        client = Client(FIRST, change)
+        context = await store.receive_from(client)
+        found = contents(client.tree)
+        assert {path: context.read(path, 100) for path, entry in context.walk("") if entry.kind == "0"} == found
+        assert client.asked.count("b") == 1
+        await context.close()
+        await store.contexts.close()
+        for tree in (client.tree, FIRST):
+            assert (await store.build(tree)).contents == contents(tree)
+
+    run(work, tmp_path)
+
+
+def test_a_file_that_never_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that the client cannot read, of which it sends nothing."""
+    monkeypatch.setattr(kept, "PAUSE", 0)
+
+    def grow(client: Client, path: str) -> None:
+        if not client.unreadable:
+            client.tree["log"] = Node(b"x" * (1 + len(client.asked)), modified=OLD + len(client.asked))
+
+    async def work(store: Store) -> None:
+        for unreadable in ((), ("log",)):
+            client = Client({"log": Node(b"x", modified=OLD), "b": b"1"}, grow)
+            client.unreadable = unreadable
+            with pytest.raises(InvalidParameter, match="build context: log: it changes"):
+                await store.receive_from(client)
+            assert client.asked.count("log") == kept.READINGS and client.asked.count("b") == 1
+        assert not store.files
+
+    run(work, tmp_path)
+
+
+def test_a_file_that_is_written_at_the_moment_is_read_twice(tmp_path: Path) -> None:
+    """Two changes within a step of the file system's clock leave one time."""
+
+    async def work(store: Store) -> None:
+        client = Client({"a": Node(b"1", modified=time.time_ns())})
+        await (await store.receive_from(client)).close()
+        assert client.asked == ["a", "a"]
+
+    run(work, tmp_path)
+
+
+def test_only_what_was_read_is_listed_again(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        async def lists(tree: Tree) -> list[list[str]]:
+            client = Client(tree)
+            await (await store.receive_from(client)).close()
+            await store.contexts.close()
+            return client.lists
+
+        assert await lists({"a": b"1", "b": b"2"}) == [[], ["a", "b"]]
+        assert await lists({"a": b"1", "b": b"2"}) == [[]]
+        assert await lists({"a": b"1", "b": b"2", "c": b"3"}) == [[], ["c"]]
+        # A client would take the name as a pattern.
+        assert await lists({"a": b"1", "b*": b"2"}) == [[], []]
+        assert await lists({f"{number:0200}": b"1" for number in range(100)}) == [[], []]
 
     run(work, tmp_path)
 
@@ -417,11 +526,7 @@ def test_a_removal_during_a_transfer(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert not store.files
             monkeypatch.undo()
             node = Node(b"1", modified=OLD)
-            described = protobuf.decode(field(2, node.stat("a")), Packet).stat
-            assert described is not None and other.add(0, field(2, node.stat("a")), filesync.listed(described))
-            other.write(0, b"1")
-            other.complete(0)
-            context = await other.finish()
+            context = await other.receive(Client({"a": node}).copy)
         await context.close()
         await store.contexts.close()
         assert (await store.build({"a": node})).asked == []
@@ -458,6 +563,18 @@ def test_the_oldest_go_when_all_are_too_large(tmp_path: Path, monkeypatch: pytes
         assert sorted(os.listdir(store.directory)) == ["2" * 32, "3" * 32]
         await store.build({"a": bytes(5001)}, key="4" * 32)
         assert [each.key[0] for each in store.contexts.all()] == ["2", "3"]
+
+    run(work, tmp_path)
+
+
+def test_the_oldest_go_when_there_are_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "CONTEXTS", 3)
+
+    async def work(store: Store) -> None:
+        for number in range(6):
+            await store.build({"a": bytes([number + 1])}, key=str(number) * 32)
+        assert [key[0] for key in store.contexts._held] == ["3", "4", "5"]
+        assert sorted(os.listdir(store.directory)) == [each * 32 for each in "345"]
 
     run(work, tmp_path)
 
