@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import threading
@@ -302,8 +303,10 @@ class Layers:
             sealed = await asyncio.shield(work)
         finally:
             stop.set()
-            await uninterrupted(asyncio.wait([work]))
-            work.exception()  # seen
+            try:
+                await uninterrupted(asyncio.wait([work]))
+            finally:  # the caller may be cancelled again meanwhile
+                work.exception()  # seen
         return Extraction(sealed.diff_id, sealed.size, [])
 
     @contextlib.contextmanager
@@ -517,7 +520,8 @@ def extract(ingest: Ingest, source: int | Stream, **how: Any) -> Extraction:
         raise InvalidParameter(f"layer: {error}") from error
     except OSError as error:
         where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
-        raise ServerError(f"extracting a layer: {where}{reason(error)}") from error
+        disk = f" ({ingest.path})" if error.errno == errno.ENOSPC else ""
+        raise ServerError(f"extracting a layer: {where}{reason(error)}{disk}") from error
 
 
 __all__ = [

@@ -440,9 +440,11 @@ async def abandonable(run: Callable[..., asyncio.Future[T]], function: Callable[
         return await asyncio.shield(working)
     except asyncio.CancelledError:
         event.set()
-        await uninterrupted(asyncio.wait([working]))
-        if not working.cancelled():
-            working.exception()  # mark it as retrieved
+        try:
+            await uninterrupted(asyncio.wait([working]))
+        finally:  # the caller may be cancelled again meanwhile
+            if not working.cancelled():
+                working.exception()  # mark it as retrieved
         raise
 
 

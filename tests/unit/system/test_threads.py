@@ -69,6 +69,35 @@ def test_uninterrupted_ends_the_work_before_it_is_cancelled(fails: bool) -> None
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("cancellations", [1, 2, 3])
+def test_abandoned_work_leaves_no_failure_behind(cancellations: int) -> None:
+    """A client that dies cancels its build by several of its calls."""
+
+    async def main() -> None:
+        loop, reported = asyncio.get_running_loop(), []
+        loop.set_exception_handler(lambda _, context: reported.append(context["message"]))
+        pool, begun = Threads(1), threading.Event()
+
+        def work() -> None:
+            begun.set()
+            while True:
+                threads.checkpoint()
+
+        caller = asyncio.ensure_future(threads.abandonable(pool.run, work))
+        await asyncio.to_thread(begun.wait)
+        for _ in range(cancellations):
+            caller.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        del caller
+        gc.collect()
+        await asyncio.sleep(0)
+        assert reported == []
+
+    asyncio.run(main())
+
+
 def test_results_failures_and_cancellations() -> None:
     async def main() -> None:
         pool = Threads(1)
