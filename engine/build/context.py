@@ -422,7 +422,7 @@ async def receive(
         raise ServerError(f"receiving a build context into {directory}: {reason(error)}") from error
     context: Context | None = None
     try:
-        receiving = _Receiving(feed, making.processors, spool, links_out=links_out)
+        receiving = _Receiving(feed, making.processors, spool, directory, links_out=links_out)
         feeding = asyncio.ensure_future(feed.feed(body))
         try:
             working = in_own_thread(receiving.run)
@@ -455,6 +455,11 @@ def room(descriptor: int) -> int:
     """The bytes that contexts may still take on the disk of a file. Blocking."""
     found = os.fstatvfs(descriptor)
     return found.f_bavail * found.f_frsize - min(_RESERVE, found.f_blocks * found.f_frsize // 20)
+
+
+def no_room(directory: Path) -> ServerError:
+    """The error for a context that finds no `room` below a directory."""
+    return ServerError(f"build context: there is not enough space for it on the disk of {directory}")
 
 
 class _Source(Protocol):
@@ -512,8 +517,12 @@ class _Receiving:
     one reads it there, for the index and the digests.
     """
 
-    def __init__(self, feed: Feed, processors: threading.Semaphore, spool: int, *, links_out: bool) -> None:
+    def __init__(
+        self, feed: Feed, processors: threading.Semaphore, spool: int, directory: Path, *, links_out: bool
+    ) -> None:
+        """`directory`: of the spool, for messages."""
         self._feed = feed
+        self._directory = directory
         self._processors = processors
         self._spool = spool
         self._behind = _Behind(spool)
@@ -547,7 +556,7 @@ class _Receiving:
                     if self._indexed:
                         continue  # bytes after the end of the archive
                     if at + got > limit:
-                        raise ServerError("build context: there is not enough space on the disk for it")
+                        raise no_room(self._directory)
                     self._write(buffer[:got], at)
                     at += got
                     self._behind.advance(at)
@@ -602,4 +611,4 @@ def of_directory(root: int, dockerfile: str) -> DirectoryTree:
     return tree
 
 
-__all__ = ["OFFSET_BITS", "Context", "Index", "Stored", "of_directory", "receive", "room"]
+__all__ = ["OFFSET_BITS", "Context", "Index", "Stored", "no_room", "of_directory", "receive", "room"]

@@ -53,7 +53,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from engine.build.caches import NamedLock, named_lock
-from engine.build.context import OFFSET_BITS, Context, Index, room
+from engine.build.context import OFFSET_BITS, Context, Index, no_room, room
 from engine.build.trees import DIRECTORY, FILE, Hashing, clean
 from engine.errors import InvalidParameter, ServerError, reason, reason_with_file, words
 from engine.system import files
@@ -215,9 +215,9 @@ class KeptContexts:
     """See the module."""
 
     def __init__(self, root: Path, temporary: Path) -> None:
-        """`temporary`: the place for files that last as long as a build."""
         self._directory = root / "build" / "contexts"
-        self._temporary = temporary
+        self.temporary = temporary
+        """The place for files that last as long as a build."""
         self._held: dict[str, _Held] = {}
         self._turns: dict[str, NamedLock] = {}
         self._keeping: set[asyncio.Task[None]] = set()
@@ -278,7 +278,7 @@ class KeptContexts:
                 undo.callback(os.close, descriptor)
                 return descriptor
 
-            passing = opened(files.temporary_file(self._temporary))
+            passing = opened(files.temporary_file(self.temporary))
             if not key:
                 undo.pop_all()
                 return _Opened({}, [passing], [])
@@ -815,7 +815,8 @@ class Transfer:
             try:
                 writing.result()
             except OSError as error:
-                raise ServerError(f"receiving a build context: {reason(error)}") from error
+                where = self._contexts.temporary
+                raise ServerError(f"receiving a build context into {where}: {reason(error)}") from error
 
     def _write(self, batch: list[tuple[_Incoming, bytes | memoryview]]) -> None:
         """In a thread."""
@@ -823,7 +824,7 @@ class Transfer:
         for incoming, data in batch:
             left -= len(data)
             if left < 0:
-                raise ServerError("build context: there is not enough space on the disk for it")
+                raise no_room(self._contexts.temporary)
             incoming.hashing.update(data)
             slot, offset = incoming.inode >> OFFSET_BITS, incoming.inode & (1 << OFFSET_BITS) - 1
             _write(self._descriptors[slot], memoryview(data), offset + incoming.written)

@@ -6,10 +6,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -20,15 +18,13 @@ import pytest
 
 from tests.clients.programs import FORKY
 from tests.support import PATIENCE
+from tests.support.builds.project import OLD, Project
 from tests.support.engine.harness import TempEngine, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
-OLD = time.time_ns() // 10**9 * 10**9 - 3600 * 10**9 + 123_456_789
-"""A time that tells a content from others (`engine/build/kept.py`)."""
 LARGE = 300_000
 """Bytes that are seen in what was sent."""
-_UNITS = {"B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9}
 
 
 @pytest.fixture(scope="module")
@@ -36,69 +32,6 @@ def engine() -> Iterator[TempEngine]:
     with TempEngine() as made:
         made.load_busybox()
         yield made
-
-
-class Project:
-    """A directory that is built. Everything is copied to `/project`, without another Dockerfile."""
-
-    def __init__(self, engine: TempEngine, directory: Path) -> None:
-        self.engine = engine
-        self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
-        self.dockerfile()
-
-    def dockerfile(self, text: str = "FROM scratch\nCOPY . /project/\n", name: str = "Dockerfile") -> None:
-        self.write(name, text.encode())
-
-    def write(self, name: str, content: bytes, mtime: int = 0) -> Path:
-        """A file whose time is old enough to be kept."""
-        path = self.directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        self.age(path, mtime)
-        return path
-
-    def age(self, path: Path, mtime: int = 0) -> None:
-        mtime = mtime or OLD + int.from_bytes(os.urandom(3)) // 2 * 2
-        os.utime(path, ns=(mtime, mtime), follow_symlinks=False)
-
-    def command(self, *arguments: str) -> list[str]:
-        return [FORKY.path, "buildx", "build", "--progress=plain", *arguments]
-
-    def build(self, *arguments: str, cwd: Path | None = None) -> int:
-        """Bytes that the client has sent of its context."""
-        command = [*self.command(*arguments), "--output", f"type=local,dest={self.out}", "."]
-        shutil.rmtree(self.out, ignore_errors=True)
-        result = FORKY.run(self.engine, *command[1:], cwd=cwd or self.directory)
-        return sent(result.err)
-
-    @property
-    def out(self) -> Path:
-        return self.directory.with_name(self.directory.name + ".out")
-
-    def assert_same(self) -> None:
-        """The image has the files as they are now."""
-        compared = subprocess.run(
-            ["diff", "-r", "--no-dereference", self.directory, self.out / "project"],
-            capture_output=True,
-            check=False,
-            text=True,
-        )
-        assert compared.returncode == 0, compared.stdout
-        for path in self.directory.rglob("*"):
-            copied = self.out / "project" / path.relative_to(self.directory)
-            assert path.is_symlink() or copied.lstat().st_mode == path.lstat().st_mode, path
-
-
-def sent(output: str) -> int:
-    """Bytes of the context, from the client's progress."""
-    numbers = {line.split()[0] for line in output.splitlines() if line.endswith("[internal] load build context")}
-    found = [
-        round(float(size) * _UNITS[unit])
-        for number, size, unit in re.findall(r"^(#\d+) transferring context: ([\d.]+)([kMG]?B)", output, re.MULTILINE)
-        if number in numbers
-    ]
-    return max(found, default=0)
 
 
 @pytest.fixture
@@ -302,14 +235,7 @@ def test_a_client_is_killed_in_the_middle(project: Project) -> None:
     large = project.write("large", b"")
     with large.open("r+b") as file:
         file.truncate(2 << 30)
-    started = subprocess.Popen(
-        [*project.command(), "."],
-        cwd=project.directory,
-        env=FORKY.environment(project.engine),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    started = project.begin()
     assert started.stderr is not None
     for line in started.stderr:
         if b"transferring context: " in line:
@@ -334,13 +260,7 @@ def test_the_daemon_is_killed(when: str, tmp_path: Path) -> None:
         if when == "in the middle":
             large = project.write("large", b"")
             os.truncate(large, 2 << 30)
-            started = subprocess.Popen(
-                [*project.command(), "."],
-                cwd=project.directory,
-                env=FORKY.environment(engine),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
+            started = project.begin()
             assert started.stderr is not None
             for line in started.stderr:
                 if b"transferring context: " in line:

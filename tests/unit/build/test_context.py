@@ -408,7 +408,7 @@ def test_bytes_after_the_end_are_ignored(tmp_path: Path) -> None:
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "room", lambda descriptor: 1_000_000)
-    with pytest.raises(ServerError, match="not enough space on the disk"):
+    with pytest.raises(ServerError, match="not enough space for it on the disk of /"):
         of([Node("a", b"x" * 1_500_000)], tmp_path)
     with pytest.raises(ServerError, match="no such file or directory"):
         of([Node("a")], tmp_path / "missing")

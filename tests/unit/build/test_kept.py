@@ -208,6 +208,27 @@ def test_racy_files_are_asked_for_once_more(tmp_path: Path, monkeypatch: pytest.
     run(work, tmp_path)
 
 
+def test_a_clock_that_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of the time before are in the future then, until the clock has passed them."""
+    now = OLD
+    monkeypatch.setattr(kept.time, "time_ns", lambda: now)
+
+    async def work(store: Store) -> None:
+        nonlocal now
+        early = {"a": Node(b"1", modified=OLD - 2 * kept.RACY_NS)}
+        assert (await store.build(early)).asked == ["a"]
+        now -= 10 * kept.RACY_NS
+        assert (await store.build(early)).asked == []
+        for content in (b"2", b"3"):
+            late = {"a": Node(content, modified=OLD - kept.RACY_NS)}
+            assert await store.build(late) == (["a"], {"a": content})
+        now = OLD + 10 * kept.RACY_NS
+        assert await store.build(late) == (["a"], {"a": b"3"})
+        assert (await store.build(late)).asked == []
+
+    run(work, tmp_path)
+
+
 CHANGES: dict[str, Callable[[int], dict[str, Node]]] = {
     "content": lambda turn: {"a": Node(b"%05d" % turn, modified=OLD + turn)},
     "grown": lambda turn: {"a": Node(b"first" * turn, modified=OLD + turn)},
@@ -449,7 +470,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         before = store.files
         with monkeypatch.context() as patched:
             patched.setattr(kept, "room", lambda descriptor: 10)
-            with pytest.raises(ServerError, match="not enough space on the disk"):
+            with pytest.raises(ServerError, match="not enough space for it on the disk of /"):
                 await store.build({"a": b"1", "b": b"2" * 11})
 
             def full(*_: Any, **__: Any) -> None:
