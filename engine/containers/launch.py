@@ -451,10 +451,32 @@ async def release(record: ContainerRecord, parts: Parts, *, abandoned: bool = Fa
 
 
 async def _discard(record: ContainerRecord, parts: Parts) -> None:
-    if record.host.device_requests:  # their hooks at the end of a run are the runtime's affair
+    # Hooks of devices at the end of a run are the runtime's affair.
+    if record.host.device_requests or (record.cgroup_driver == "systemd" and not await _scope_ends(record, parts)):
         await _end_what_is_left(record, parts)
         return
     await runtime_of(record, parts).discard(record.id, cgroup_of(record), parts.cgroups)
+
+
+async def _scope_ends(record: ContainerRecord, parts: Parts) -> bool:
+    """Wait until systemd has removed the control group of a scope without processes. Returns False
+    if it has not; the runtime then has systemd stop the scope.
+
+    Nothing else may remove it. systemd is notified of the last process's end, and then reads
+    cgroup.events. If that file is gone by then, the scope counts as active for ever (systemd 252),
+    and the container's next start is refused, since its unit exists.
+    """
+    if parts.cgroups.mode != "v2":
+        return False  # systemd removes the directories of some controllers only
+    for pause in _SCOPE_PAUSES:
+        if not await asyncio.to_thread(parts.cgroups.exists, cgroup_of(record)):
+            return True
+        await asyncio.sleep(pause)
+    return False
+
+
+_SCOPE_PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5)
+"""Seconds between looks for the control group of a scope."""
 
 
 async def _end_what_is_left(record: ContainerRecord, parts: Parts) -> None:

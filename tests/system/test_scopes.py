@@ -219,6 +219,22 @@ def test_a_process_that_is_killed_for_memory_leaves_the_others(systemd: TempEngi
     assert systemd.inspect(container)["State"]["Running"] is True
 
 
+def test_a_restart_while_systemd_is_busy(systemd: TempEngine) -> None:
+    """systemd notices late that the scope's processes have ended. The scope is gone nevertheless
+    before the next start asks for it.
+    """
+    container = systemd.started("sleep", "600")
+    busy = subprocess.Popen(["sh", "-c", "while :; do systemctl daemon-reload; done"])
+    try:
+        for _ in range(3):
+            systemd.docker("restart", "-t", "0", container)
+        systemd.docker("rm", "-f", container)
+        until("the scope is gone", lambda: gone(container))
+    finally:
+        busy.kill()
+        busy.wait()
+
+
 def test_parents_are_slices(systemd: TempEngine) -> None:
     container = systemd.started("sleep", "600", host={"CgroupParent": "engined-test.slice"})
     assert cgroup(systemd, container) == f"/engined.slice/engined-test.slice/docker-{container}.scope"

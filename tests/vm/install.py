@@ -4,6 +4,7 @@ beside running containers. Afterwards the machine starts again (`after_reboot.py
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -43,9 +44,15 @@ def test_the_package_starts_the_service() -> None:
     assert "ok    runtime" in said and "ok    cgroup driver           systemd" in said, said
 
 
-def test_first_steps() -> None:
+def test_the_first_steps_of_the_readme() -> None:
+    chapter = Path("README.md").read_text().partition("\n## First steps\n")[2]
+    _, steps, *_ = re.findall(r"```sh\n(.*?)```", chapter, re.DOTALL)  # the first starts the engine
+    said = run("bash", "-euxo", "pipefail", "-c", steps)
+    assert "\nhello\n" in said and "\nbuilt\n" in said, said
+
+
+def test_systemd_and_apparmor() -> None:
     load_busybox()
-    assert docker("run", "--rm", "busybox", "echo", "hello") == "hello"
     assert "Cgroup Driver: systemd" in docker("info")
     assert "name=apparmor" in docker("info", "--format", "{{.SecurityOptions}}")
     docker("volume", "create", "data")

@@ -112,3 +112,36 @@ def test_a_control_group_is_removed_when_its_last_process_has_exited() -> None:
     parts: Any = SimpleNamespace(cgroups=SimpleNamespace(remove=remove))
     asyncio.run(launch.remove_cgroup(parts, "/engined/c"))
     assert answers == []
+
+
+@pytest.mark.parametrize(
+    ("driver", "mode", "looks", "calls"),
+    [
+        ("systemd", "v2", 3, ["discard"]),
+        ("systemd", "v2", 1000, ["delete", "remove"]),
+        ("systemd", "hybrid", 0, ["delete", "remove"]),
+        ("cgroupfs", "v2", 1000, ["discard"]),
+    ],
+)
+def test_a_scope_is_removed_by_systemd(
+    driver: str, mode: str, looks: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself when it sees that no process is left, or because the runtime asks it to. The
+    directory is not removed before.
+    """
+    monkeypatch.setattr(launch, "_SCOPE_PAUSES", (0.0,) * 10)
+    seen: list[str] = []
+    left = [True] * looks
+
+    async def ask(name: str) -> None:
+        seen.append(name)
+
+    runtime = SimpleNamespace(discard=lambda *_: ask("discard"), delete=lambda _: ask("delete"))
+    cgroups = SimpleNamespace(
+        mode=mode, exists=lambda _: bool(left) and left.pop(), remove=lambda _: seen.append("remove")
+    )
+    host = SimpleNamespace(device_requests=())
+    record: Any = SimpleNamespace(id="c", parent_cgroup="", cgroup_driver=driver, host=host, runtime="crun")
+    parts: Any = SimpleNamespace(cgroups=cgroups, runtimes=SimpleNamespace(of=lambda _: runtime))
+    asyncio.run(launch._discard(record, parts))
+    assert seen == calls
