@@ -46,7 +46,12 @@ cdef void put_time(char *into, int64_t at_ns) noexcept nogil
 cdef bint parse_any(const char *at, const char *end, Entry *entry) noexcept nogil
 cdef bint parse_own(const char *at, size_t size, Entry *entry) noexcept nogil
 cdef bint parse_line(const char *at, size_t size, Entry *entry) noexcept nogil
-cdef int64_t last_newline(int fd, int64_t high) noexcept nogil
-cdef int64_t scan_back(int fd, int64_t low, int64_t high, ssize_t *wanted, char *time) noexcept nogil
+cdef ssize_t read_part(int fd, char *into, size_t size, int64_t offset, int64_t *ready) noexcept nogil
+cdef int64_t last_newline(int fd, int64_t high, int64_t *ready) noexcept nogil
+cdef int64_t scan_back(
+    int fd, int64_t low, int64_t high, ssize_t *wanted, char *time, int64_t *ready
+) noexcept nogil
 cdef int64_t newest_time(int fd, int64_t high) noexcept nogil
-cdef int probe(int fd, int64_t offset, int64_t high, int64_t *begins, char *time) noexcept nogil
+cdef int probe(
+    int fd, int64_t offset, int64_t high, int64_t *begins, char *time, int64_t *ready
+) noexcept nogil

@@ -10,14 +10,16 @@ ended. Not here: the files of a log (`logwriter.pyx`, `logreader.pyx`).
 
 Owns:    nothing. Descriptors and buffers are the caller's.
 Threads: any number; all functions but `time_text` run without the GIL.
-Raises:  nothing: functions that read a file return -1 and leave errno.
+Raises:  nothing: functions that read a file return -1 and leave errno. Those with `ready` read no
+         more than that many bytes, reduce it by what they have read, and never wait for a disk:
+         otherwise errno is EAGAIN. With NULL they read and wait.
 """
-from libc.errno cimport EINTR, ENOMEM, errno
+from libc.errno cimport EAGAIN, EINTR, ENOMEM, errno
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy
 from posix.unistd cimport pread
 
-from engine._fast.linux cimport memrchr, set_errno
+from engine._fast.linux cimport RWF_NOWAIT, iovec, memrchr, preadv2, set_errno
 
 cdef extern from *:
     """
@@ -679,12 +681,29 @@ cdef bint parse_line(const char *at, size_t size, Entry *entry) noexcept nogil:
     return (parse_own(at, size, entry) and sound(entry.log, entry.size)) or parse_any(at, at + size, entry)
 
 
-cdef ssize_t read_at(int fd, char *into, size_t size, int64_t offset) noexcept nogil:
+cdef ssize_t read_part(int fd, char *into, size_t size, int64_t offset, int64_t *ready) noexcept nogil:
+    """pread(2) once; -1 with errno."""
+    cdef iovec piece
+    cdef ssize_t got
+    if ready == NULL:
+        return pread(fd, into, size, offset)
+    if ready[0] <= 0:
+        set_errno(EAGAIN)
+        return -1
+    piece.iov_base = into
+    piece.iov_len = min(size, <size_t>ready[0])
+    got = preadv2(fd, &piece, 1, offset, RWF_NOWAIT)
+    if got > 0:
+        ready[0] -= got
+    return got
+
+
+cdef ssize_t read_at(int fd, char *into, size_t size, int64_t offset, int64_t *ready) noexcept nogil:
     """pread(2) until `size` bytes or the end of the file; -1 with errno."""
     cdef size_t done = 0
     cdef ssize_t part
     while done < size:
-        part = pread(fd, into + done, size - done, offset + done)
+        part = read_part(fd, into + done, size - done, offset + done, ready)
         if part == 0:
             break
         if part > 0:
@@ -694,7 +713,7 @@ cdef ssize_t read_at(int fd, char *into, size_t size, int64_t offset) noexcept n
     return done
 
 
-cdef int64_t last_newline(int fd, int64_t high) noexcept nogil:
+cdef int64_t last_newline(int fd, int64_t high, int64_t *ready) noexcept nogil:
     """Offset after the last newline before `high`, 0 when there is none, -1 with errno."""
     cdef char block[16384]
     cdef ssize_t size
@@ -702,7 +721,7 @@ cdef int64_t last_newline(int fd, int64_t high) noexcept nogil:
     while high > 0:
         size = min(high, <int64_t>sizeof(block))
         high -= size
-        size = read_at(fd, block, size, high)
+        size = read_at(fd, block, size, high, ready)
         if size < 0:
             return -1
         newline = <const char *>memrchr(block, c'\n', size)
@@ -711,7 +730,9 @@ cdef int64_t last_newline(int fd, int64_t high) noexcept nogil:
     return 0
 
 
-cdef int64_t scan_back(int fd, int64_t low, int64_t high, ssize_t *wanted, char *time) noexcept nogil:
+cdef int64_t scan_back(
+    int fd, int64_t low, int64_t high, ssize_t *wanted, char *time, int64_t *ready
+) noexcept nogil:
     """Offset of the `wanted`th entry backwards from `high`, but not before `low`; -1 with errno.
     `high` is after a newline.
 
@@ -727,7 +748,7 @@ cdef int64_t scan_back(int fd, int64_t low, int64_t high, ssize_t *wanted, char 
     cdef Entry entry
     while high > low and wanted[0] > 0 and block != NULL:
         at = max(low, high - <int64_t>room)
-        size = read_at(fd, block, high - at, at)
+        size = read_at(fd, block, high - at, at, ready)
         # an error, or the file has been truncated meanwhile
         if size < high - at:
             free(block)
@@ -765,12 +786,14 @@ cdef int64_t newest_time(int fd, int64_t high) noexcept nogil:
     none."""
     cdef ssize_t wanted = 1
     cdef char time[TIME_SIZE]
-    if scan_back(fd, 0, high, &wanted, time) < 0 or wanted:
+    if scan_back(fd, 0, high, &wanted, time, NULL) < 0 or wanted:
         return -1
     return read_time(time, TIME_SIZE)
 
 
-cdef int probe(int fd, int64_t offset, int64_t high, int64_t *begins, char *time) noexcept nogil:
+cdef int probe(
+    int fd, int64_t offset, int64_t high, int64_t *begins, char *time, int64_t *ready
+) noexcept nogil:
     """Find the first entry that begins in [offset, high): 1 when there is one, 0 when none, -1 with
     errno."""
     cdef size_t room = 64 << 10
@@ -782,7 +805,7 @@ cdef int probe(int fd, int64_t offset, int64_t high, int64_t *begins, char *time
     cdef bint inside = offset > 0
     cdef Entry entry
     while block != NULL:
-        size = read_at(fd, block, room, at)
+        size = read_at(fd, block, room, at, ready)
         begin = 0
         while size > 0:
             newline = <const char *>memchr(block + begin, c'\n', size - begin)

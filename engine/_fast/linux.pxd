@@ -37,6 +37,17 @@ cdef extern from "<sys/epoll.h>" nogil:
     int epoll_wait(int epfd, epoll_event *events, int maxevents, int timeout)
 
 
+cdef extern from "<poll.h>" nogil:
+    enum:
+        POLLIN
+        POLLNVAL
+    cdef struct pollfd:
+        int fd
+        short events
+        short revents
+    int poll(pollfd *waited, unsigned long count, int timeout)
+
+
 cdef extern from "<sys/ioctl.h>" nogil:
     enum:
         FIONREAD
@@ -293,6 +304,12 @@ cdef extern from "<sys/socket.h>" nogil:
     int setsockopt(int fd, int level, int name, const void *value, socklen_t size)
 
 
+cdef extern from "<sys/uio.h>" nogil:
+    enum:
+        RWF_NOWAIT
+    ssize_t preadv2(int fd, const iovec *pieces, int count, int64_t offset, int flags)
+
+
 cdef extern from "<netinet/in.h>" nogil:
     enum:
         IPPROTO_IPV6
@@ -364,6 +381,7 @@ cdef enum:
     RESOLVE_NO_SYMLINKS = 4
     RESOLVE_BENEATH = 8
     RESOLVE_IN_ROOT = 16
+    RESOLVE_CACHED = 32                 # Linux 5.12
 
 cdef struct open_how:
     uint64_t flags
@@ -372,13 +390,15 @@ cdef struct open_how:
 
 
 cdef inline int openat2(int directory, const char *path, int flags, uint64_t resolve) noexcept nogil:
-    """Retries on EAGAIN, which means that a rename raced with the resolution, 128 times at most."""
+    """Retries on EAGAIN, which means that a rename raced with the resolution, 128 times at most.
+    Not with RESOLVE_CACHED, where it means that a directory on the way has to be read first.
+    """
     cdef open_how how
     cdef int fd = -1
     how.flags = <uint32_t>flags
     how.mode = 0
     how.resolve = resolve
-    for _ in range(128):
+    for _ in range(1 if resolve & RESOLVE_CACHED else 128):
         fd = <int>syscall(SYS_openat2, directory, path, &how, sizeof(how))
         if fd >= 0 or (errno != EAGAIN and errno != EINTR):
             break

@@ -2,6 +2,7 @@ class LogReader:
     path: bytes
     done: bool
     at_end: bool
+    nowait: bool
     def __init__(
         self,
         path: bytes,
@@ -15,6 +16,8 @@ class LogReader:
         details: bytes = b"",
         until_position: tuple[int, int] | None = None,
         until_now: bool = False,
+        nowait: bool = False,
+        rotates: bool = True,
     ) -> None: ...
     def seek_tail(self, lines: int) -> None: ...
     def read(self, max_bytes: int) -> bytes: ...

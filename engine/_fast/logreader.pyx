@@ -7,26 +7,27 @@ original, and so is its inode number. Not here: the text form of an entry (`json
 for more (`containers/logs.py`).
 
 Owns:    the descriptors of the files that it holds open.
-Threads: one at a time per object, except `close`; the GIL is released around larger work.
+Threads: one at a time per object, except `close`; the GIL is released around larger work. With
+         `nowait` it can be the loop's: nothing waits for a disk then, and the work is bounded.
 Raises:  OSError with the kernel's errno.
 """
 from cpython.bytes cimport PyBytes_AS_STRING
 from cpython.exc cimport PyErr_SetFromErrnoWithFilenameObject
 from cpython.ref cimport PyObject, Py_XDECREF
-from libc.errno cimport EINTR, EINVAL, ENOENT, errno
+from libc.errno cimport EAGAIN, EINTR, EINVAL, ENOENT, errno
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memmove
 from posix.fcntl cimport O_CLOEXEC, O_RDONLY, open
 from posix.stat cimport S_ISREG, fstat, stat, struct_stat
-from posix.unistd cimport close, pread
+from posix.unistd cimport close
 
 from engine._fast.frames cimport HEADER_SIZE, put_header
 from engine._fast.jsonentry cimport (
     DISORDERED, ENTRY_MAX, SLICE, TIME_SIZE, Entry, last_newline, parse_any, parse_line, parse_own, probe, put_time,
-    scan_back, unescape,
+    read_part, scan_back, unescape,
 )
-from engine._fast.linux cimport O_NOFOLLOW, O_NONBLOCK
+from engine._fast.linux cimport AT_FDCWD, O_NOATIME, O_NOFOLLOW, O_NONBLOCK, RESOLVE_CACHED, openat2
 from engine._fast.packed cimport LABELLED, Label, Survey, read_label
 
 import json
@@ -50,6 +51,8 @@ cdef enum:
     HELD_BYTES = 64 << 20               # … and no more files once these hold so many bytes
     WALKS = 20                          # attempts to list the files while rotation renames them
     PACKED_BLOCK = 64 << 10             # bytes of a packed file read at a time
+    READY_BYTES = 256 << 10             # most bytes that are read with `nowait` …
+    READY_FILES = 8                     # … and file names that are tried
     TRAILER = 8                         # bytes after the data of a gzip member: RFC 1952, 2.3.1
 
 
@@ -85,11 +88,16 @@ cdef class File:
         return self.own == other.own or (self.packed and not other.packed and self.inode == other.inode)
 
 
-cdef File opened(bytes name, bint packed):
-    """None if there is no such file. Raises OSError."""
+cdef File opened(bytes name, bint packed, bint nowait):
+    """None if there is no such file. Raises OSError, also for a packed file with `nowait`."""
     cdef File file = File.__new__(File)
     cdef struct_stat status
-    file.fd = open(<const char *>name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK)
+    cdef int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK
+    if nowait:
+        # a read that updates the time of access may wait for the file system's journal
+        file.fd = openat2(AT_FDCWD, <const char *>name, flags | O_NOATIME, RESOLVE_CACHED)
+    else:
+        file.fd = open(<const char *>name, flags)
     if file.fd < 0:
         if errno != ENOENT:
             PyErr_SetFromErrnoWithFilenameObject(OSError, name)
@@ -102,10 +110,16 @@ cdef File opened(bytes name, bint packed):
     file.packed = packed
     file.disordered = (status.st_mode & DISORDERED) != 0
     if packed:
+        if nowait:
+            raise too_much(name)
         if read_label(file.fd, &file.label) < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, name)
         file.inode = file.label.inode
     return file
+
+
+cdef object too_much(bytes name):
+    return BlockingIOError(EAGAIN, "it is too much to be read at once", os.fsdecode(name))
 
 
 cdef class Unpacker:
@@ -214,6 +228,11 @@ cdef class LogReader:
     # True if no more entries follow: `until_ns` or `until_position` was reached, or it is closed
     cdef readonly bint done
     cdef readonly bint at_end  # the last `read` reached the end of the written entries, or `done`
+    # Raise BlockingIOError, or another OSError, rather than wait or do much. The reader is useless
+    # after that. Unset it when all is well: from then on its reads may wait.
+    cdef public bint nowait
+    cdef int64_t ready                      # bytes that may still be read with `nowait`
+    cdef bint rotates                       # it may have other files than `path`
     cdef bint busy                          # a thread is inside `read`
     cdef bint closing                       # `close` was called during `read`, which then closes
     cdef int64_t budget                     # bytes that this `read` may still scan
@@ -252,17 +271,21 @@ cdef class LogReader:
     def __cinit__(
         self, bytes path not None, *, bint stdout=True, bint stderr=True, int64_t since_ns=0, int64_t until_ns=0,
         bint timestamps=False, bint framed=False, bytes details=b"", tuple until_position=None,
-        bint until_now=False,
+        bint until_now=False, bint nowait=False, bint rotates=True,
     ):
         """`since_ns`, `until_ns`: both inclusive, 0 for none. `details`: a text that is put before
         each line, after the entry's own attributes. `until_position`: (inode, offset) from
         `LogWriter.position`; entries after it are not read. `until_now`: entries written from now
-        on are not read.
+        on are not read. `nowait`: until that attribute is unset, only what is in the caches is
+        read, and not more than READY_BYTES. `rotates`: False for a log that has one file only.
         """
         cdef File file
         self.fd = -1
         self.newer = []
         self.path = path
+        self.nowait = nowait
+        self.rotates = rotates
+        self.ready = READY_BYTES
         self.wanted[1] = stdout
         self.wanted[2] = stderr
         self.timestamps = timestamps
@@ -315,6 +338,8 @@ cdef class LogReader:
             found = self.walk(known, turn == WALKS - 1)
             if found is not None:
                 break
+            if self.nowait:
+                raise too_much(self.path)
         return found
 
     cdef list walk(self, File known, bint last):
@@ -324,11 +349,14 @@ cdef class LogReader:
         cdef int number = 0, missing = 0
         cdef uint64_t live = 0
         cdef File file
-        while missing < 2:  # one number may be missing during a rotation
+        # one number may be missing during a rotation
+        while missing < 2 and (self.rotates or number == 0):
+            if self.nowait and number == READY_FILES:
+                raise too_much(self.path)
             name = self.path if number == 0 else b"%s.%d" % (self.path, number)
-            file = opened(name, False)
+            file = opened(name, False, self.nowait)
             if file is None and number:                 # a file is packed before it is removed
-                file = opened(name + b".gz", True)
+                file = opened(name + b".gz", True, self.nowait)
             number += 1
             if file is None:
                 missing += 1
@@ -346,6 +374,10 @@ cdef class LogReader:
                 found.append(file)
         found.reverse()
         return found
+
+    cdef int64_t *readiness(self) noexcept:
+        """For functions of `jsonentry.pyx`."""
+        return &self.ready if self.nowait else NULL
 
     cdef uint64_t live_inode(self) noexcept:
         """Inode at PATH; 0 when there is no file."""
@@ -425,7 +457,7 @@ cdef class LogReader:
         cdef int64_t size
         if fstat(file.fd, &status) < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
-        size = last_newline(file.fd, min(<int64_t>status.st_size, self.limit(file)))
+        size = last_newline(file.fd, min(<int64_t>status.st_size, self.limit(file)), self.readiness())
         if size < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
         return size
@@ -438,6 +470,7 @@ cdef class LogReader:
         """Go to just before the first entry that is not older than `since`, by bisection over time,
         if entries are in order. A packed file is read from its beginning."""
         cdef int64_t low = 0, middle, found = 0, high
+        cdef int64_t *ready = self.readiness()
         cdef int answer
         cdef char time[TIME_SIZE]
         if self.disordered:
@@ -452,7 +485,7 @@ cdef class LogReader:
         while high - low > BLOCK:
             middle = low + (high - low) // 2
             with nogil:
-                answer = probe(self.fd, middle, high, &found, time)
+                answer = probe(self.fd, middle, high, &found, time, ready)
             if answer < 0:
                 PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
             if answer == 0 or memcmp(time, self.since, TIME_SIZE) >= 0:
@@ -474,7 +507,7 @@ cdef class LogReader:
             if first > 0:
                 put_time(time, first)
             return first > 0
-        answer = probe(file.fd, 0, self.high(file), &found, time)
+        answer = probe(file.fd, 0, self.high(file), &found, time, self.readiness())
         if answer < 0:
             PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
         return answer
@@ -488,6 +521,7 @@ cdef class LogReader:
         """
         cdef ssize_t left = lines
         cdef int64_t found = 0, before = 0, low, high
+        cdef int64_t *ready = self.readiness()
         cdef int index
         cdef File file = self.file
         cdef char time[TIME_SIZE]
@@ -513,7 +547,7 @@ cdef class LogReader:
                 low = 0 if index else self.offset
                 high = max(low, self.high(file))
                 with nogil:
-                    found = scan_back(file.fd, low, high, &left, time)
+                    found = scan_back(file.fd, low, high, &left, time, ready)
                 if found < 0:
                     PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
             if left == 0 or index == 0:
@@ -546,7 +580,7 @@ cdef class LogReader:
             return b""
         self.at_end = False
         self.busy = True
-        self.budget = PATIENCE
+        self.budget = self.ready if self.nowait else PATIENCE
         try:
             return self.fetch(max(max_bytes, <size_t>1))
         finally:
@@ -610,6 +644,7 @@ cdef class LogReader:
         cdef size_t size, need
         cdef ssize_t got
         cdef char *grown
+        cdef int64_t *ready = &self.ready if self.nowait else NULL
         cdef bint own, last_file = self.to_position and self.file is self.until_file
         cdef Entry entry
         self.refused = 0
@@ -642,7 +677,9 @@ cdef class LogReader:
                 if self.packed:
                     got = self.unpack()
                 else:
-                    got = pread(self.fd, self.buffer + self.end, self.room - self.end, self.offset + <int64_t>self.end)
+                    got = read_part(
+                        self.fd, self.buffer + self.end, self.room - self.end, self.offset + <int64_t>self.end, ready
+                    )
                 if got < 0:
                     if errno == EINTR:
                         continue

@@ -123,7 +123,7 @@ cdef class LogWriter(Sink):
         self.inode = status.st_ino
         self.size = status.st_size
         if self.size:
-            whole_size = last_newline(self.fd, self.size)
+            whole_size = last_newline(self.fd, self.size, NULL)
             if whole_size < 0:
                 PyErr_SetFromErrnoWithFilenameObject(OSError, self.path)
             if whole_size < self.size:

@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 class Left:
     key: str
     slot: int
@@ -13,3 +15,4 @@ class Unlogged:
 
 def left_in(path: bytes) -> dict[str, Left]: ...
 def forget(path: bytes, slot: int) -> None: ...
+def all_logged(file: int, pipes: Sequence[int]) -> bool: ...

@@ -17,15 +17,18 @@ The file: a head, the chunk, then a slot for each process with a log.
   the newest line is from before the chunk, and the log shows how many of the chunk's entries it has
   (`LogWriter.resume`).
 
+A daemon that has the file sees whether something is between a pipe and its log (`all_logged`).
+
 Not here: which process has which log (`monitor/monitor.py`).
 
 Owns:    the file and its mapping.
-Threads: the loop's.
+Threads: the loop's; `all_logged`: any.
 Raises:  OSError when the file cannot be made. Later failures (RUN is full) only leave the line
          unprotected.
 """
 import os
 import struct
+from collections.abc import Sequence
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_SetFromErrnoWithFilenameObject
@@ -33,16 +36,18 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 from posix.fcntl cimport O_CLOEXEC, O_CREAT, O_RDWR, O_TRUNC, open, posix_fallocate
 from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, munmap
-from posix.unistd cimport pwrite
+from posix.unistd cimport pread, pwrite
 
-from engine._fast.linux cimport close_own
+from engine._fast.linux cimport POLLIN, POLLNVAL, close_own, poll, pollfd
 
 cdef extern from *:
     """
     #include <stdint.h>
     static inline void store(uint64_t *into, uint64_t value) { __atomic_store_n(into, value, __ATOMIC_SEQ_CST); }
+    static inline void fence(void) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
     """
     void store(uint64_t *into, uint64_t value) noexcept nogil
+    void fence() noexcept nogil
 
 cdef enum:
     # the head ends before it; the last 8 bytes are for a frame's header
@@ -51,6 +56,7 @@ cdef enum:
     AREA = 266240                       # whole pages: SPARE and CHUNK fit
     LINE = 16384                        # bytes of an unfinished line at most
     KEY = 128
+    PIPES = 2                           # of a process: stdout and stderr
     HALF = 16 + LINE                    # number of the chunk, size, line
     SLOT = KEY + 4 * HALF
 
@@ -213,6 +219,32 @@ def forget(bytes path not None, int slot) -> None:
         os.pwrite(file, b"\0", AREA + slot * SLOT)
     finally:
         os.close(file)
+
+
+def all_logged(int file, pipes: Sequence[int]) -> bool:
+    """True if everything that was written to these pipes before this call is in the log, but for
+    unfinished lines: the pipes are empty, and the monitor of this `file` has no chunk.
+
+    False also when that cannot be found out. The pipes come first: before the monitor reads a pipe,
+    it stores that a chunk is `active`, and it is stored until the chunk is logged. That stays true
+    when the monitor dies. poll(2) of a pipe waits for no lock, unlike FIONREAD.
+    """
+    cdef pollfd waited[PIPES]
+    cdef uint64_t active
+    cdef int count = 0
+    if len(pipes) > PIPES:
+        return False
+    for pipe in pipes:
+        waited[count].fd = pipe
+        waited[count].events = POLLIN
+        count += 1
+    if poll(waited, count, 0) < 0:
+        return False
+    for index in range(count):
+        if waited[index].revents & (POLLIN | POLLNVAL):
+            return False
+    fence()
+    return pread(file, &active, sizeof(active), 0) == sizeof(active) and active == 0
 
 
 def open_file(path: bytes):

@@ -50,6 +50,12 @@ def delivered(record: ContainerRecord) -> bool:
     return drivers.remote(record.host.log_config)
 
 
+def rotates(record: ContainerRecord) -> bool:
+    """False if its log has one file only."""
+    log = record.host.log_config
+    return log.type not in ("", "json-file") or "max-size" in log.config
+
+
 def may_compress(record: ContainerRecord) -> bool:
     """False if rotated files of its log are never compressed."""
     log = record.host.log_config

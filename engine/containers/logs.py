@@ -1,9 +1,11 @@
 """A container's log as a stream of chunks for a client: history and new output.
 
 The reading itself (`_fast/logreader`) runs in threads, one call at a time, so neither a slow disk
-nor a large log blocks the loop. A reader does not slow the writer: it reads the monitor's files at
-its own pace. Rotation waits for a reader that is not too far behind (`LogWriter`), so nothing is
-lost when small files rotate faster than a reader can open them.
+nor a large log blocks the loop. What is in the page cache and small, such as a few last lines, is
+read in the loop, because a thread would cost more than the reading. A reader does not slow the
+writer: it reads the monitor's files at its own pace. Rotation waits for a reader that is not too
+far behind (`LogWriter`), so nothing is lost when small files rotate faster than a reader can open
+them. A reader that has all files open within one turn of the loop needs no such help.
 
 Owns: the log's descriptors while the stream is read; they are closed when it ends, is closed or is
       cancelled.
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,12 +30,20 @@ CHUNK = 512 << 10
 thousands of readers.
 """
 
+AT_ONCE = 64 << 10
+"""Bytes of the first chunk at most, if it is read in the loop: a fraction of a millisecond."""
+
+LATE = 0.001
+"""Seconds that reading in the loop may take. Longer ones are those of file systems that wait where
+local ones do not: a network, FUSE, or a program that is asked for each open(2) (fanotify(7))."""
+
 _PAUSE = 0.1
 
 
 class Reading(Protocol):
     """Reports to the writer about a reader (`monitor.handles.LogReading`)."""
 
+    def complete(self) -> bool: ...
     async def begin(self) -> None: ...
     def holds(self, inode: int) -> None: ...
     def end(self) -> None: ...
@@ -83,6 +94,7 @@ async def read_container(
         framed=not record.config.tty if framed is None else framed,
         follow=grown if follow and container.running else None,
         reading=container.log_reading(),
+        rotates=log_plan.rotates(record),
     )
     return await opened(chunks)
 
@@ -109,6 +121,7 @@ async def read(
     until_position: tuple[int, int] | None = None,
     follow: Callable[[int, int], Awaitable[bool]] | None = None,
     reading: Reading | None = None,
+    rotates: bool = True,
 ) -> AsyncGenerator[bytes, None]:
     """Chunks of the log at `path`, the first of them empty, when the log is open. A log that does
     not exist (yet) is empty.
@@ -120,7 +133,8 @@ async def read(
     is. `until_position`: (inode, offset) where to stop, exactly. `follow(inode, offset)` is awaited
     at the end: True when the log may have grown beyond that position, False when it never will; it
     is then read to its end once more. Without it the log is read as it is now, whatever is written
-    meanwhile. `reading`: of a log that is being written; it is ended here.
+    meanwhile. `reading`: of a log that is being written; it is ended here. `rotates`: False for a
+    log that has one file only.
     """
     loop = asyncio.get_running_loop()
     reader: LogReader | None = None
@@ -135,10 +149,15 @@ async def read(
             "details": details.encode(),
             "until_position": until_position,
             "until_now": follow is None,
+            "rotates": rotates,
         }
-        if reading is not None:
+        if reading is not None and (follow is not None or not reading.complete()):
             await reading.begin()
-        found = await loop.run_in_executor(None, _open, path, tail, options)
+        found = _at_once.open(path, tail, options)
+        if found is None:
+            if reading is not None:
+                await reading.begin()
+            found = await loop.run_in_executor(None, _open, path, tail, options, CHUNK)
         reader, chunk = found
         yield b""
         ended = follow is None
@@ -180,9 +199,41 @@ def end(path: Path) -> tuple[int, int]:
     return status.st_ino, status.st_size
 
 
-def _open(path: Path, tail: int | None, options: dict[str, Any]) -> tuple[LogReader, bytes]:
-    """The reader, and its first chunk."""
+def _open(path: Path, tail: int | None, options: dict[str, Any], size: int) -> tuple[LogReader, bytes]:
+    """The reader, and its first chunk of `size` bytes at most."""
     reader = LogReader(os.fsencode(path), **options)
     if tail is not None:
         reader.seek_tail(tail)
-    return reader, reader.read(CHUNK)
+    return reader, reader.read(size)
+
+
+class _AtOnce:
+    """Opens logs in the loop, where they can be read without waiting."""
+
+    TRIES, PAUSE = 3, 10.0
+    """Attempts in a row that took longer than `LATE`, and the seconds without another one after
+    them. A single one says only that the host is busy."""
+
+    def __init__(self) -> None:
+        self._late = 0
+        self._not_before = 0.0
+
+    def open(self, path: Path, tail: int | None, options: dict[str, Any]) -> tuple[LogReader, bytes] | None:
+        """As `_open`. None when a thread has to do it."""
+        begin = time.monotonic()
+        if begin < self._not_before:
+            return None
+        try:
+            reader, chunk = _open(path, tail, {**options, "nowait": True}, AT_ONCE)
+        except OSError:  # also what is wrong with the log: the thread finds it again
+            return None
+        finally:
+            end = time.monotonic()
+            self._late = self._late + 1 if end > begin + LATE else 0
+            if self._late == self.TRIES:
+                self._late, self._not_before = 0, end + self.PAUSE
+        reader.nowait = False
+        return reader, chunk
+
+
+_at_once = _AtOnce()

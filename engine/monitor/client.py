@@ -43,6 +43,7 @@ import msgspec
 
 import engine
 from engine._fast.spawn import become_subreaper
+from engine._fast.unlogged import all_logged
 from engine.errors import NotFound, ServerError, reason_with_file, words
 from engine.logs.targets import Target
 from engine.monitor import messages, orphans, previous
@@ -144,6 +145,9 @@ class Monitor:
         """
         self.held: dict[str, int] = {}
         """Descriptors by name that outlive this daemon with the monitor (`hold`)."""
+        self._unlogged = -1
+        """This monitor's file of what it has read and not logged yet, -1 when there is none, or
+        when it is of an earlier version."""
         self._serving: dict[str, tuple[bytes, int]] = {}
         """Of those that are served (`serve`), where they lead to."""
         self._loop: asyncio.AbstractEventLoop
@@ -330,9 +334,7 @@ class Monitor:
             self._codec = codec
             seq = self.number()
             try:
-                await self._answer(
-                    seq, messages.Hello(seq, codec.protocol, self._attach_stall, held=True, rotated=True, dropped=True)
-                )
+                await self._answer(seq, self._hello(seq))
             except Interrupted:
                 raise
             except ServerError as error:
@@ -346,6 +348,11 @@ class Monitor:
         raise ServerError(
             f"the monitor of {self._run} is of another version: {refusal.message}. "
             "Stop it with that version's `engined stop`"
+        )
+
+    def _hello(self, seq: int) -> messages.Hello:
+        return messages.Hello(
+            seq, self._codec.protocol, self._attach_stall, held=True, rotated=True, dropped=True, unlogged=True
         )
 
     def _hand_over(self) -> None:
@@ -362,9 +369,7 @@ class Monitor:
             self._use(ours)
             self._codec = messages.CURRENT
             seq = self.number()
-            self._send(
-                messages.Hello(seq, self._codec.protocol, self._attach_stall, held=True, rotated=True, dropped=True)
-            )
+            self._send(self._hello(seq))
             self._pass_everything()
             self.pid, said = self._spawn(theirs.fileno(), lock)
         except OSError as error:
@@ -500,6 +505,7 @@ class Monitor:
                 os.close(descriptor)
         self._outbox.clear()
         self._adopting.clear()
+        self._replace_unlogged(-1)
 
     def _lost(self) -> None:
         """The connection has ended: the monitor is dead."""
@@ -588,6 +594,7 @@ class Monitor:
     def _adopt(self, process: Process) -> None:
         seq = self.number()
         order = messages.Adopt(seq, process.key, process.pid, process.stdio, process.stdin_once, process.log)
+        process.adopted = False
         self._adopting[seq] = process
         self._send(order, process.descriptors)
 
@@ -771,6 +778,11 @@ class Monitor:
             os.close(self.kept)
         self.kept = descriptor
 
+    def _replace_unlogged(self, descriptor: int) -> None:
+        if self._unlogged >= 0:
+            os.close(self._unlogged)
+        self._unlogged = descriptor
+
     def ship(self) -> None:
         """Have the monitor run a shipper, which looks at all spools again."""
         self.tell(lambda seq: messages.Ship(seq, str(self._root)))
@@ -783,6 +795,16 @@ class Monitor:
     def read_log(self, key: str) -> LogReading:
         """A `LogReading` for a reader that is about to open the log of `key`."""
         return LogReading(self, key)
+
+    def all_logged(self, key: str) -> bool:
+        """True if all output of `key` until now is in its log, but for unfinished lines. Seen from
+        its pipes and the monitor's memory: nothing is asked. False when it cannot be seen, for
+        terminals for example, whose output is on its way for a while."""
+        process = self.processes.get(key)
+        if process is None or not process.adopted or self._unlogged < 0 or not self._connected.is_set():
+            return False
+        pipes = process.pipes
+        return pipes is not None and all_logged(self._unlogged, pipes)
 
     def drop(self, key: str) -> None:
         """No process will run under `key`: its waiting clients are closed."""
@@ -920,7 +942,9 @@ class Monitor:
     def _take(self, report: messages.Report, descriptors: list[int]) -> None:
         match report:
             case messages.Done():
-                self._adopting.pop(report.seq, None)
+                adopted = self._adopting.pop(report.seq, None)
+                if adopted is not None:
+                    adopted.adopted = True
                 future = self._requests.get(report.seq)
                 run = self._runs.pop(report.seq, None)
                 if run is not None:
@@ -945,6 +969,8 @@ class Monitor:
                 self._replace_kept(descriptors[0] if descriptors else -1)
             case messages.Held():
                 self._replace_held(report.name, descriptors[0] if descriptors else -1)
+            case messages.Unlogged():
+                self._replace_unlogged(descriptors[0] if descriptors else -1)
             case messages.Exited():
                 self._end(report.key, Exit(report.status, report.at))
             case messages.InputEnded():
@@ -999,6 +1025,7 @@ class Monitor:
             self._let_go(process)
         if process is not None and process.pid == pid:
             process.take(stdio, descriptors)
+            process.adopted = True
         else:
             if process is not None:
                 process.exit.set_result(Exit(LOST_STATUS, time.time_ns()))

@@ -143,7 +143,7 @@ class Process:
     `asyncio.wait`.
     """
 
-    __slots__ = ("descriptors", "exit", "key", "log", "pid", "pidfd", "stdin_once", "stdio")
+    __slots__ = ("adopted", "descriptors", "exit", "key", "log", "pid", "pidfd", "stdin_once", "stdio")
 
     def __init__(
         self,
@@ -163,6 +163,8 @@ class Process:
         self.stdin_once = stdin_once
         self.log = log
         self.exit = exit
+        self.adopted = True
+        """False while a new monitor has not confirmed yet that it has taken the process over."""
         self.take(stdio, descriptors)
 
     def take(self, stdio: str, descriptors: list[int]) -> None:
@@ -170,6 +172,14 @@ class Process:
         self.pidfd = descriptors[0] if descriptors else -1
         self.stdio = stdio
         self.descriptors = descriptors
+
+    @property
+    def pipes(self) -> list[int] | None:
+        """Duplicates of its stdout and stderr that are pipes, as far as they are open. None if it
+        has a terminal, or if a descriptor did not arrive."""
+        if "t" in self.stdio or len(self.descriptors) != 1 + len(self.stdio):
+            return None
+        return [fd for letter, fd in zip(self.stdio, self.descriptors[1:], strict=True) if letter != "i"]
 
     @property
     def ended(self) -> bool:
@@ -204,6 +214,9 @@ class Orders(Protocol):
     def number(self) -> int:
         """A number that no earlier order or reading has used."""
 
+    def all_logged(self, key: str) -> bool:
+        """See `Monitor.all_logged`."""
+
     async def ask(self, order: Callable[[int], messages.Order]) -> messages.Done:
         """Send `order(seq)` and return its answer. Raises Interrupted, ServerError."""
 
@@ -213,8 +226,8 @@ class Orders(Protocol):
 
 
 class LogReading:
-    """A reader of a process's log. Rotation waits for it, within bounds. Call `begin` before
-    opening the files, and always call `end`."""
+    """A reader of a process's log. Call `begin` before opening the files, unless `complete` was
+    True, and always call `end`. Rotation waits for a reader that has begun, within bounds."""
 
     __slots__ = ("_inode", "_key", "_number", "_orders")
 
@@ -224,9 +237,14 @@ class LogReading:
         self._number = 0
         self._inode = 0
 
+    def complete(self) -> bool:
+        """True if the log has all output until now, but for unfinished lines. The monitor is not
+        asked."""
+        return self._orders.all_logged(self._key)
+
     async def begin(self) -> None:
-        """Register: from here on the log is rotated at most once until `holds` is called. A second
-        call does nothing. Raises ServerError."""
+        """Register: from here on the log is rotated at most once until `holds` is called. What was
+        written before is in the log then. A second call does nothing. Raises ServerError."""
         if self._number:
             return
         number = self._number = self._orders.number()

@@ -63,7 +63,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     being created. A process created after that is reported by an unasked `State`. A newer daemon's
     Hello ends an older connection, which is sent `Superseded` first. `attach_stall`: seconds after
     which a client that accepts no output is disconnected; -1: unchanged. With `rotated` this daemon
-    gets `Rotated`, with `dropped` it gets `Dropped`.
+    gets `Rotated`, with `dropped` it gets `Dropped`, with `unlogged` it gets `Unlogged`.
     """
 
     seq: int
@@ -72,6 +72,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     held: bool = False
     rotated: bool = False
     dropped: bool = False
+    unlogged: bool = False
 
 
 class Attach(msgspec.Struct, tag="attach", frozen=True):
@@ -390,12 +391,19 @@ class Dropped(msgspec.Struct, tag="dropped", frozen=True):
     lines: int
 
 
+class Unlogged(msgspec.Struct, tag="unlogged", frozen=True):
+    """The monitor's file of what it has read and not logged yet (`_fast/unlogged.pyx`), sent at
+    Hello if there is one. The packet's only descriptor, for reading."""
+
+
 class Superseded(msgspec.Struct, tag="superseded", frozen=True):
     """Another daemon has said Hello. This connection ends; the monitor and its processes now belong
     to that daemon."""
 
 
-Report = Done | Failed | State | Kept | Held | Exited | InputEnded | Detached | Rotated | Dropped | Superseded
+Report = (
+    Done | Failed | State | Kept | Held | Exited | InputEnded | Detached | Rotated | Dropped | Unlogged | Superseded
+)
 
 
 NOT_A_MESSAGE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)

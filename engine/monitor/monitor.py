@@ -315,6 +315,8 @@ class Monitor:
         if order.held:
             for name, descriptor in self._held.items():
                 connection.send(messages.Held(name), [descriptor])
+        if order.unlogged:
+            self._send_unlogged(connection)
         connection.flush()
         answered = False
 
@@ -329,6 +331,19 @@ class Monitor:
             self.loop.call_later(HELLO_GRACE, answer)
         else:
             answer()
+
+    def _send_unlogged(self, connection: Connection) -> None:
+        if self.loop.unlogged is None:
+            return
+        try:
+            file = os.open(self._unlogged, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # the daemon asks each time then
+            traceback.print_exc()
+            return
+        try:
+            connection.send(messages.Unlogged(), [file])
+        finally:
+            os.close(file)
 
     def _run(self, connection: Connection, order: messages.Run, descriptors: list[int]) -> None:
         process = self._process(order.key)

@@ -6,7 +6,8 @@ Differences from protocol 4:
   cannot be expressed.
 - A daemon that was superseded is sent `Failed` with seq 0 and the reason `SUPERSEDED`.
 - Run has no owner of the stdio: a process in a user namespace cannot be expressed.
-- Hello does not ask for held descriptors, nor for reports of rotated logs and dropped lines.
+- Hello does not ask for held descriptors, for the file of what is not logged yet, nor for reports
+  of rotated logs and dropped lines.
 
 Not here: which protocol a connection speaks (`client.py`, `monitor.py`).
 """
@@ -33,7 +34,7 @@ def encode(message: object) -> bytes:
         message = msgspec.structs.replace(message, protocol=PREVIOUS)
     document: Any = msgspec.to_builtins(message, builtin_types=(bytes,))
     if isinstance(message, Hello):
-        for field in ("held", "rotated", "dropped"):
+        for field in ("held", "rotated", "dropped", "unlogged"):
             document.pop(field, None)
     if document.pop("owner", None) is not None:
         raise ValueError(f"a monitor of protocol {PREVIOUS} cannot run processes in user namespaces")

@@ -177,21 +177,131 @@ def test_a_promise_that_is_not_kept_does_not_spin(writer: LogWriter, monkeypatch
     assert len(pauses) == 8
 
 
-def test_the_loop_is_not_held_up_and_reading_happens_elsewhere(
-    writer: LogWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = set()
+@pytest.fixture
+def no_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads open all logs."""
+    monkeypatch.setattr(logs._AtOnce, "open", lambda *_: None)
+
+
+def test_the_loop_is_not_held_up_and_reading_happens_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apart from a small first chunk."""
+    here, elsewhere = [], []
 
     class Watched(logs.LogReader):  # type: ignore[misc]
         def read(self, max_bytes: int) -> bytes:
-            seen.add(threading.get_ident())
-            return super().read(max_bytes)
+            chunk = super().read(max_bytes)
+            (here if threading.get_ident() == main else elsewhere).append(len(chunk))
+            return chunk
 
+    main = threading.get_ident()
     monkeypatch.setattr(logs, "LogReader", Watched)
+    lines = b"".join(b"%d\n" % index for index in range(30_000))
+    large = LogWriter(os.fsencode(tmp_path / "large.log"))
+    large.write(1, lines)
+    large.close()
+    for _ in range(2):
+        assert asyncio.run(collected(stream(large))) == lines
+    assert sum(elsewhere) > len(lines)
+    assert all(size <= logs.AT_ONCE for size in here)
+
+
+class Told:
+    """A reading that keeps what it is told."""
+
+    def __init__(self, complete: bool) -> None:
+        self._complete = complete
+        self.told: list[str] = []
+
+    def complete(self) -> bool:
+        return self._complete
+
+    async def begin(self) -> None:
+        if "begin" not in self.told:
+            self.told.append("begin")
+
+    def holds(self, inode: int) -> None:
+        self.told.append("holds")
+
+    def end(self) -> None:
+        if self.told[-1:] not in ([], ["end"]):
+            self.told.append("end")
+
+
+def test_a_few_last_lines_need_neither_the_monitor_nor_a_thread(
+    writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise AssertionError("a thread")
+
+    async def main(reading: Told, **options: Any) -> bytes:
+        monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", no_thread)
+        return await collected(stream(writer, reading=reading, **options))
+
+    writer.write(1, b"".join(b"%d\n" % index for index in range(100)))
+    asyncio.run(collected(stream(writer)))  # looks up the names of the files
+    if nowait_works(Path(os.fsdecode(writer.path))):
+        complete, incomplete = Told(True), Told(False)
+        assert asyncio.run(main(complete, tail=2)) == b"98\n99\n"
+        assert complete.told == []
+        assert asyncio.run(main(incomplete, tail=2)) == b"98\n99\n"
+        assert incomplete.told == ["begin", "end"]
+
+
+def nowait_works(path: Path) -> bool:
+    """False for some file systems."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return os.preadv(file, [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+
+
+def test_rotation_waits_for_a_reader_that_needs_a_thread(writer: LogWriter, no_at_once: None) -> None:
+    reading = Told(True)
     writer.write(1, b"x\n")
-    assert asyncio.run(collected(stream(writer))) == b"x\n"
-    assert seen
-    assert threading.get_ident() not in seen
+    assert asyncio.run(collected(stream(writer, reading=reading))) == b"x\n"
+    assert reading.told == ["begin", "end"]
+
+
+def test_following_is_always_registered(writer: LogWriter) -> None:
+    async def follow(_inode: int, _offset: int) -> bool:
+        return False
+
+    reading = Told(True)
+    writer.write(1, b"x\n")
+    assert asyncio.run(collected(stream(writer, reading=reading, follow=follow))) == b"x\n"
+    assert (reading.told[0], reading.told[-1]) == ("begin", "end")
+    assert "holds" in reading.told
+
+
+def test_a_file_system_that_waits_is_left_to_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, seconds, tries = 100.0, 0.0, 0
+
+    class Slow:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            nonlocal now, tries
+            now += seconds
+            tries += 1
+            raise BlockingIOError
+
+    def several(count: int) -> int:
+        nonlocal tries
+        tries = 0
+        for _ in range(count):
+            assert at_once.open(tmp_path, None, {}) is None
+        return tries
+
+    monkeypatch.setattr(logs, "LogReader", Slow)
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now)
+    at_once = logs._AtOnce()
+    for late in (True, True, False, True, True):  # a busy host
+        seconds = 0.5 if late else 0.0
+        assert several(1) == 1
+    assert several(10) == 1
+    now += at_once.PAUSE
+    assert several(10) == at_once.TRIES
 
 
 def test_closed_half_way(writer: LogWriter) -> None:
@@ -230,7 +340,7 @@ def test_cancelled_while_waiting_for_more(writer: LogWriter) -> None:
     asyncio.run(main())
 
 
-def test_cancelled_while_a_thread_reads(writer: LogWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_while_a_thread_reads(writer: LogWriter, monkeypatch: pytest.MonkeyPatch, no_at_once: None) -> None:
     """The thread is inside `read` when the client disconnects: the descriptors are closed after it
     returns."""
     inside, go_on = threading.Event(), threading.Event()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import random
 import re
@@ -10,6 +12,7 @@ import threading
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -560,4 +563,80 @@ def test_a_read_does_not_look_through_a_large_log_in_one_go(tmp_path: Path) -> N
     reader = LogReader(os.fsencode(path), stdout=False)
     assert (reader.read(1 << 20), reader.at_end) == (b"", False)
     assert everything(reader) == b"found\n"
+    reader.close()
+
+
+def test_what_is_cached_and_small_is_read_without_waiting(tmp_path: Path) -> None:
+    """The same answers, as long as the names on the way are known: the first reader, which may
+    wait, has looked them up."""
+    path, entries = filled(tmp_path, 60, 4000, 4)
+    middle = entries[30][2]
+    options: tuple[dict[str, Any], ...] = ({}, {"stdout": False}, {"since_ns": middle}, {"until_now": True})
+    for option in options:
+        for tail in (None, 0, 7, 100):
+            answers = []
+            for nowait in (False, True):
+                reader = LogReader(os.fsencode(path), nowait=nowait, **option)
+                if tail is not None:
+                    reader.seek_tail(tail)
+                answers.append(reader.read(1 << 16))
+                assert reader.at_end
+                reader.close()
+            assert answers[0] == answers[1], (option, tail)
+
+
+def test_a_disk_is_not_waited_for(tmp_path: Path) -> None:
+    path, entries = filled(tmp_path, 50, 0)
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapping:
+            resident = (ctypes.c_ubyte * (len(mapping) // mmap.PAGESIZE + 1))()
+            place = ctypes.byref(ctypes.c_char.from_buffer(mapping))
+            assert ctypes.CDLL(None).mincore(place, ctypes.c_size_t(len(mapping)), resident) == 0
+            del place
+    if not any(resident):  # else the page cache is the disk, or does not give the pages back
+        with pytest.raises(OSError, match=path.name):  # which one, is for the file system to say
+            LogReader(os.fsencode(path), nowait=True, rotates=False, until_now=True)
+    reader = LogReader(os.fsencode(path), rotates=False)
+    assert everything(reader) == joined(entries)
+    reader.close()
+
+
+@pytest.mark.parametrize("much", ["bytes", "files", "packed", "names"])
+def test_what_is_much_is_refused_and_read_by_others(tmp_path: Path, much: str) -> None:
+    path, _ = filled(tmp_path, 9000 if much == "bytes" else 100, 0 if much == "bytes" else 1500, 100)
+    if much == "packed":
+        for file in files(path)[:-2]:
+            file.unlink()
+        pack_file(tmp_path / "c.log.1")
+    if much != "names":
+        everything(LogReader(os.fsencode(path)))  # looks up all names
+    with pytest.raises(BlockingIOError) as refusal:
+        reader = LogReader(os.fsencode(path), nowait=True)
+        reader.seek_tail(8000)
+    assert os.fspath(path) in os.fsdecode(refusal.value.filename)
+    reader = LogReader(os.fsencode(path))
+    reader.seek_tail(8000)
+    assert everything(reader)
+    reader.close()
+
+
+def test_it_may_wait_later(tmp_path: Path) -> None:
+    """A first chunk without waiting, and the rest as usual."""
+    path, entries = filled(tmp_path, 5000, 0)
+    reader = LogReader(os.fsencode(path), nowait=True, rotates=False)
+    first = reader.read(1000)
+    reader.nowait = False
+    assert first
+    assert first + everything(reader) == joined(entries)
+    reader.close()
+
+
+def test_a_log_that_does_not_rotate_is_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.log"
+    (tmp_path / "c.log.1").write_bytes(entry("of another program\n", 1))
+    path.write_bytes(entry("ours\n", 2))
+    reader = LogReader(os.fsencode(path), rotates=False)
+    assert everything(reader) == b"ours\n"
     reader.close()

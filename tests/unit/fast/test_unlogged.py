@@ -15,7 +15,7 @@ import pytest
 
 from engine._fast.logwriter import LogWriter
 from engine._fast.pump import Loop, Stdio
-from engine._fast.unlogged import Unlogged, forget, left_in
+from engine._fast.unlogged import Unlogged, all_logged, forget, left_in
 from tests.support import PATIENCE
 
 
@@ -96,6 +96,72 @@ def test_no_line_is_lost_or_doubled_by_kills(tmp_path: Path, block: int, max_siz
     assert lines[-1].startswith(b"end ")
     expected = [b"line %d of %s" % (count, b"x" * (count % 200)) for count in range(int(lines[-1].split()[1]))]
     assert lines[:-1] == expected, f"{len(expected)} lines, {number} monitors"
+
+
+def test_what_is_not_logged_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "u1"
+    kept = Unlogged(os.fsencode(path))
+    assert kept.path == os.fsencode(path)
+    file = os.open(path, os.O_RDWR)
+    pipes = [os.pipe(), os.pipe()]
+    ends = [ours for ours, _ in pipes]
+    assert all_logged(file, ends)
+    assert all_logged(file, [])
+    for ours, theirs in pipes:
+        os.write(theirs, b"x")
+        assert not all_logged(file, ends)
+        os.read(ours, 1)
+        assert all_logged(file, ends)
+        os.close(theirs)
+        assert all_logged(file, ends)  # ended, and read to its end
+    os.pwrite(file, (7).to_bytes(8, "little"), 0)  # a chunk that is read and not logged
+    assert not all_logged(file, ends)
+    os.pwrite(file, bytes(8), 0)
+    assert all_logged(file, ends)
+    assert not all_logged(file, [*ends, ends[0]])
+    os.ftruncate(file, 0)
+    assert not all_logged(file, ends)
+    for ours in ends:
+        os.close(ours)
+    assert not all_logged(file, ends)
+    os.close(file)
+
+
+def test_what_is_logged_is_in_the_log(tmp_path: Path) -> None:
+    """A yes is never wrong, whenever a monitor reads, and after one was killed; and it comes."""
+
+    def check(line: bytes) -> bool:
+        found = all_logged(file, [ours])
+        assert not found or b'"' + line + b'\\n"' in (tmp_path / "log").read_bytes()[-200:]
+        return found
+
+    ours, theirs = os.pipe()
+    for number in range(1, 16):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                monitor(tmp_path, ours, number, 0)
+            finally:
+                os._exit(1)
+        path = tmp_path / f"u{number}"
+        end = time.monotonic() + 30 * PATIENCE
+        # as a daemon, which knows that this monitor has taken the process over
+        while not (path.exists() and left_in(os.fsencode(path))):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        file = os.open(path, os.O_RDONLY)
+        for line in (b"%d %d" % (number, index) for index in range(200)):
+            os.write(theirs, line + b"\n")
+            check(line)
+            while not check(line):
+                assert time.monotonic() < end
+        os.write(theirs, b"%d last\n" % number)
+        os.kill(pid, signal.SIGKILL)
+        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+        check(b"%d last" % number)
+        os.close(file)
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_a_prompt_survives(tmp_path: Path) -> None:

@@ -279,6 +279,55 @@ def test_a_process_that_the_next_monitor_does_not_take_is_offered_again(
     drive(tmp_path, story)
 
 
+def test_it_is_seen_that_all_output_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process that runs and that the present monitor has taken over, once that monitor has
+    sent its file. Nothing is asked."""
+
+    async def ended(pid: int) -> bool:
+        return True
+
+    def send_file() -> None:
+        file = os.open(tmp_path, os.O_RDWR | os.O_TMPFILE)
+        os.ftruncate(file, 8)
+        peer_now[0].send(messages.Unlogged(), [file])
+
+    peer_now: list[Peer] = []
+
+    async def story(monitor: Monitor, peer: Peer, ends: Ends) -> None:
+        monkeypatch.setattr(monitor, "_has_ended", ended)
+        peer_now.append(peer)
+        task = asyncio.ensure_future(monitor.run("one", ["runtime"], cwd="/"))
+        order = await peer.next()
+        out, into = os.pipe2(os.O_NONBLOCK)
+        peer.send(messages.Done(order.seq, pid=77), [*descriptors(1), os.dup(out), out])
+        await task
+        assert not monitor.all_logged("one")  # a monitor of an earlier version
+        send_file()
+        await until(lambda: monitor.all_logged("one"))
+        assert not monitor.all_logged("another")
+        os.write(into, b"x")
+        assert not monitor.all_logged("one")
+        os.read(monitor.processes["one"].descriptors[1], 1)
+        assert monitor.all_logged("one")
+        os.close(into)
+        peer.die()
+        await until(lambda: not monitor._connected.is_set())
+        assert not monitor.all_logged("one")
+        await peer.greet()
+        adopt = await peer.next()
+        await until(monitor._connected.is_set)
+        send_file()
+        await until(lambda: monitor._unlogged >= 0)
+        assert not monitor.all_logged("one")  # nor what the last monitor had read
+        peer.send(messages.Done(adopt.seq))
+        await until(lambda: monitor.all_logged("one"))
+        peer.send(messages.State("two", 78, True, "t"), descriptors(2))
+        await until(lambda: "two" in monitor.processes)
+        assert not monitor.all_logged("two")
+
+    drive(tmp_path, story)
+
+
 def test_the_next_monitor_has_everything_before_it_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill of the daemon loses nothing from then on, and no other daemon can start a monitor
     meanwhile."""

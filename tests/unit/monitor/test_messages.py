@@ -58,7 +58,7 @@ REPORTS = [
     messages.Detached("k", 4, True),
     messages.Superseded(),
 ]
-NEW_REPORTS = [messages.Held("name"), messages.Rotated("k"), messages.Dropped("k", 1 << 40)]
+NEW_REPORTS = [messages.Held("name"), messages.Rotated("k"), messages.Dropped("k", 1 << 40), messages.Unlogged()]
 """Those that a daemon gets only if it asks for them."""
 CODECS = [messages.CURRENT, previous.CODEC]
 
