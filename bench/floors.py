@@ -4,6 +4,7 @@ engine.
     python -m bench.floors put          PUT archive: receive it and create its files in an overlay
     python -m bench.floors terminal     attach-tty: read the output of busybox on a terminal
     python -m bench.floors volume       volumes and small requests: their parts, from Python
+    python -m bench.floors tail         the last lines of a log: their parts, from Python
 
 Prints minimum and median of nine samples, the CPU time and the load average. An engine adds HTTP,
 tar headers, path resolution and the client's sending. Run it on an idle machine.
@@ -12,13 +13,16 @@ tar headers, path resolution and the client's sending. Run it on an idle machine
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import uvloop
@@ -102,18 +106,90 @@ def terminal(floors: Floors) -> None:
     floors.show(what, "terminal", str(count), busybox, "sh", "-c", command, size=copies * image.LINES_SIZE)
 
 
+def show(what: str, samples: Sequence[float]) -> None:
+    """Print the least and the median of these seconds, in milliseconds."""
+    least, median = min(samples) * 1000, statistics.median(samples) * 1000
+    print(f"{what:<58}{least:8.3f}{median:8.3f} ms  load {os.getloadavg()[0]:.1f}", flush=True)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that `work` took."""
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+@contextlib.contextmanager
+def another_process(serve: Callable[[], None]) -> Iterator[None]:
+    """Runs `serve` in a process of its own, which is killed at the end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            serve()
+        finally:
+            os._exit(1)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def tail(floors: Floors) -> None:
+    """A request on a new connection, an exchange with a second process, and the reading of a file,
+    with no engine."""
+    head, answer = bytes(200), bytes(430)  # as those of the row log-tail-running
+    path = str(floors.base / "socket")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(8)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def accept() -> None:
+        while True:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(len(head))
+                peer.sendall(answer)
+
+    def reply() -> None:
+        while True:
+            theirs.send(theirs.recv(200))
+
+    def request() -> None:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(path)
+            client.sendall(head)
+            while client.recv(1 << 20):
+                pass
+
+    def exchange() -> None:
+        ours.send(head)
+        ours.recv(200)
+
+    log = floors.base / "containers" / ("c" * 64) / "log"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(bytes(80_000))
+    name = str(log)
+
+    def read() -> None:
+        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)
+        os.pread(file, 16384, 62_000)
+        os.close(file)
+
+    for what, serve, work in (
+        ("a new connection, a request and its answer", accept, request),
+        ("an exchange with a second process", reply, exchange),
+        ("open, pread and close of a file", None, read),
+    ):
+        with another_process(serve) if serve is not None else contextlib.nullcontext():
+            show(what, [timed(work) for _ in range(ROUNDS * 300)])
+    for each in (listener, ours, theirs):
+        each.close()
+
+
 def volume(floors: Floors) -> None:
     """System calls of volumes, a transaction, and a turn of a thread, in milliseconds."""
-
-    def show(what: str, samples: Sequence[float]) -> None:
-        least, median = min(samples) * 1000, statistics.median(samples) * 1000
-        print(f"{what:<58}{least:8.3f}{median:8.3f} ms  load {os.getloadavg()[0]:.1f}", flush=True)
-
-    def timed(work: Callable[[], object]) -> float:
-        begin = time.perf_counter()
-        work()
-        return time.perf_counter() - begin
-
     volumes = floors.base / "volumes"
     volumes.mkdir()
     files.spread(volumes)  # as the engine does
@@ -161,18 +237,21 @@ def volume(floors: Floors) -> None:
     uvloop.run(turns())
 
 
+FLOORS = {"put": put, "terminal": terminal, "volume": volume, "tail": tail}
+
+
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="bench.floors", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("floor", choices=("put", "terminal", "volume"))
+    parser.add_argument("floor", choices=tuple(FLOORS))
     wanted = parser.parse_args(arguments).floor
     if os.geteuid() != 0:
         print("bench: mounts need root", file=sys.stderr)
         return 1
     print(f"{'':<58}{'least':>8}{'median':>8}")
     with tempfile.TemporaryDirectory(prefix="floors", dir="/tmp") as base:
-        {"put": put, "terminal": terminal, "volume": volume}[wanted](Floors(Path(base)))
+        FLOORS[wanted](Floors(Path(base)))
     return 0
 
 

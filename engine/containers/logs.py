@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
@@ -211,8 +212,8 @@ class _AtOnce:
     """Opens logs in the loop, where they can be read without waiting."""
 
     TRIES, PAUSE = 3, 10.0
-    """Attempts in a row that took longer than `LATE`, and the seconds without another one after
-    them. A single one says only that the host is busy."""
+    """Attempts in a row that waited, and took longer than `LATE`, and the seconds without another
+    one after them. A single one may have waited for the GIL."""
 
     def __init__(self) -> None:
         self._late = 0
@@ -223,17 +224,23 @@ class _AtOnce:
         begin = time.monotonic()
         if begin < self._not_before:
             return None
+        waits = _waits()
         try:
             reader, chunk = _open(path, tail, {**options, "nowait": True}, AT_ONCE)
         except OSError:  # also what is wrong with the log: the thread finds it again
             return None
         finally:
             end = time.monotonic()
-            self._late = self._late + 1 if end > begin + LATE else 0
+            self._late = self._late + 1 if end > begin + LATE and _waits() > waits else 0
             if self._late == self.TRIES:
                 self._late, self._not_before = 0, end + self.PAUSE
         reader.nowait = False
         return reader, chunk
+
+
+def _waits() -> int:
+    """How often this thread has waited: getrusage(2). Being preempted on a busy host is no wait."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 _at_once = _AtOnce()

@@ -617,6 +617,36 @@ def test_watch_log(bench: Bench) -> None:
     drive(bench, story)
 
 
+@pytest.mark.parametrize("next_daemon", [False, True])
+def test_it_is_seen_without_a_question_that_all_is_logged(bench: Bench, next_daemon: bool) -> None:
+    async def story(monitor: Monitor) -> None:
+        key, launch = bench.launch("until [ -e /tmp/go ]; do sleep 0.01; done; echo x; echo >/tmp/written; sleep 1000")
+        await monitor.run(key, **launch, log=bench.log(key))
+        if next_daemon:
+            first, monitor = monitor, bench.monitor()
+            await first.close()
+            await monitor.open()
+        try:
+            await until(lambda: monitor.all_logged(key), "that nothing is in the pipes")
+            os.kill(monitor.pid, signal.SIGSTOP)
+            try:
+                (bench.rootfs / "tmp/go").touch()
+                await until((bench.rootfs / "tmp/written").exists, "the line")
+                assert not monitor.all_logged(key)
+            finally:
+                os.kill(monitor.pid, signal.SIGCONT)
+            await until(lambda: monitor.all_logged(key), "that it is logged")
+            assert bench.logged(key) == b"x\n"
+        finally:
+            monitor.signal(key, 9)
+            await bench.exit_of(key)
+            if next_daemon:
+                await monitor.close()
+                await first.open()
+
+    drive(bench, story)
+
+
 def test_drop_closes_waiting_clients(bench: Bench) -> None:
     async def story(monitor: Monitor) -> None:
         reader = Reader((await attach(monitor, "nothing", head=b"head"))[0])

@@ -355,6 +355,9 @@ class FakeMonitor:
 
     # --- what a LogReading needs ---
 
+    def all_logged(self, key: str) -> bool:
+        return False
+
     def number(self) -> int:
         return next(self.host._numbers)
 

@@ -145,19 +145,21 @@ def test_what_is_logged_is_in_the_log(tmp_path: Path) -> None:
                 os._exit(1)
         path = tmp_path / f"u{number}"
         end = time.monotonic() + 30 * PATIENCE
-        # as a daemon, which knows that this monitor has taken the process over
-        while not (path.exists() and left_in(os.fsencode(path))):
-            assert time.monotonic() < end
-            time.sleep(0.001)
-        file = os.open(path, os.O_RDONLY)
-        for line in (b"%d %d" % (number, index) for index in range(200)):
-            os.write(theirs, line + b"\n")
-            check(line)
-            while not check(line):
+        try:
+            # as a daemon, which knows that this monitor has taken the process over
+            while not (path.exists() and left_in(os.fsencode(path))):
                 assert time.monotonic() < end
-        os.write(theirs, b"%d last\n" % number)
-        os.kill(pid, signal.SIGKILL)
-        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+                time.sleep(0.001)
+            file = os.open(path, os.O_RDONLY)
+            for line in (b"%d %d" % (number, index) for index in range(200)):
+                os.write(theirs, line + b"\n")
+                check(line)
+                while not check(line):
+                    assert time.monotonic() < end
+            os.write(theirs, b"%d last\n" % number)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
         check(b"%d last" % number)
         os.close(file)
     os.close(ours)
