@@ -53,6 +53,7 @@ cdef enum:
     PACKED_BLOCK = 64 << 10             # bytes of a packed file read at a time
     READY_BYTES = 256 << 10             # most bytes that are read with `nowait` …
     READY_FILES = 8                     # … and file names that are tried
+    READY_TRIES = 3                     # a rename or mount elsewhere looks like a name to be read
     TRAILER = 8                         # bytes after the data of a gzip member: RFC 1952, 2.3.1
 
 
@@ -94,8 +95,11 @@ cdef File opened(bytes name, bint packed, bint nowait):
     cdef struct_stat status
     cdef int flags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK
     if nowait:
-        # a read that updates the time of access may wait for the file system's journal
-        file.fd = openat2(AT_FDCWD, <const char *>name, flags | O_NOATIME, RESOLVE_CACHED)
+        for _ in range(READY_TRIES):
+            # a read that updates the time of access may wait for the file system's journal
+            file.fd = openat2(AT_FDCWD, <const char *>name, flags | O_NOATIME, RESOLVE_CACHED)
+            if file.fd >= 0 or errno != EAGAIN:
+                break
     else:
         file.fd = open(<const char *>name, flags)
     if file.fd < 0:

@@ -81,7 +81,7 @@ def has_journal() -> bool:
 
 
 def _file(config: Config, container_id: str) -> Path:
-    return config.root / "containers" / container_id / f"{container_id}-json.log"
+    return config.root / f"containers/{container_id}/{container_id}-json.log"
 
 
 def _facts(config: Config, record: ContainerRecord) -> Facts:

@@ -237,6 +237,7 @@ def test_a_few_last_lines_need_neither_the_monitor_nor_a_thread(
         monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", no_thread)
         return await collected(stream(writer, reading=reading, **options))
 
+    monkeypatch.setattr(logs, "_at_once", logs._AtOnce())
     writer.write(1, b"".join(b"%d\n" % index for index in range(100)))
     asyncio.run(collected(stream(writer)))  # looks up the names of the files
     if nowait_works(Path(os.fsdecode(writer.path))):
