@@ -459,8 +459,8 @@ async def _discard(record: ContainerRecord, parts: Parts) -> None:
 
 
 async def _scope_ends(record: ContainerRecord, parts: Parts) -> bool:
-    """Wait until systemd has removed the control group of a scope without processes. Returns False
-    if it has not; the runtime then has systemd stop the scope.
+    """Wait until systemd has removed the control group of a scope. Returns False if it does not,
+    or if processes are left; the runtime then has systemd stop the scope.
 
     Nothing else may remove it. systemd is notified of the last process's end, and then reads
     cgroup.events. If that file is gone by then, the scope counts as active for ever (systemd 252),
@@ -468,15 +468,20 @@ async def _scope_ends(record: ContainerRecord, parts: Parts) -> bool:
     """
     if parts.cgroups.mode != "v2":
         return False  # systemd removes the directories of some controllers only
+    cgroup = cgroup_of(record)
     for pause in _SCOPE_PAUSES:
-        if not await asyncio.to_thread(parts.cgroups.exists, cgroup_of(record)):
+        if not await asyncio.to_thread(parts.cgroups.exists, cgroup):
             return True
+        if await asyncio.to_thread(parts.cgroups.processes, cgroup):
+            return False
         await asyncio.sleep(pause)
     return False
 
 
-_SCOPE_PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5)
-"""Seconds between looks for the control group of a scope."""
+_SCOPE_PAUSES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.25, 0.5, 1, 1)
+"""Seconds between looks for the control group of a scope. systemd takes a millisecond unless it is
+busy, for example with a reload.
+"""
 
 
 async def _end_what_is_left(record: ContainerRecord, parts: Parts) -> None:

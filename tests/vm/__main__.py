@@ -235,7 +235,7 @@ class Machine:
         drives += [f"file={path},format=raw,if=virtio" for path in (outbox, inbox)]
         command = ["qemu-system-x86_64", "-accel", "kvm" if kvm else "tcg,thread=multi"]
         command += ["-cpu", "host" if kvm else "max"]
-        command += ["-smp", str(cores), "-m", MEMORY, "-nographic", "-nic", "none"]
+        command += ["-smp", str(cores), "-m", MEMORY, "-nographic", "-vga", "none", "-nic", "none"]
         command += [] if REBOOT in targets else ["-no-reboot"]
         command += [word for drive in drives for word in ("-drive", drive)]
         command += ["-kernel", str(self.directory / "vmlinuz"), "-initrd", str(self.directory / "initrd")]

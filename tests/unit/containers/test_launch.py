@@ -115,16 +115,17 @@ def test_a_control_group_is_removed_when_its_last_process_has_exited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("driver", "mode", "looks", "calls"),
+    ("driver", "mode", "looks", "processes", "calls"),
     [
-        ("systemd", "v2", 3, ["discard"]),
-        ("systemd", "v2", 1000, ["delete", "remove"]),
-        ("systemd", "hybrid", 0, ["delete", "remove"]),
-        ("cgroupfs", "v2", 1000, ["discard"]),
+        ("systemd", "v2", 3, [], ["discard"]),
+        ("systemd", "v2", 1000, [], ["delete", "remove"]),
+        ("systemd", "v2", 3, [7], ["delete", "remove"]),
+        ("systemd", "hybrid", 0, [], ["delete", "remove"]),
+        ("cgroupfs", "v2", 1000, [], ["discard"]),
     ],
 )
 def test_a_scope_is_removed_by_systemd(
-    driver: str, mode: str, looks: int, calls: list[str], monkeypatch: pytest.MonkeyPatch
+    driver: str, mode: str, looks: int, processes: list[int], calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By itself when it sees that no process is left, or because the runtime asks it to. The
     directory is not removed before.
@@ -138,7 +139,10 @@ def test_a_scope_is_removed_by_systemd(
 
     runtime = SimpleNamespace(discard=lambda *_: ask("discard"), delete=lambda _: ask("delete"))
     cgroups = SimpleNamespace(
-        mode=mode, exists=lambda _: bool(left) and left.pop(), remove=lambda _: seen.append("remove")
+        mode=mode,
+        exists=lambda _: bool(left) and left.pop(),
+        processes=lambda _: processes,
+        remove=lambda _: seen.append("remove"),
     )
     host = SimpleNamespace(device_requests=())
     record: Any = SimpleNamespace(id="c", parent_cgroup="", cgroup_driver=driver, host=host, runtime="crun")
