@@ -210,7 +210,7 @@ def test_chains_of_nftables_are_named(place: Place) -> None:
         and "chain everything of table ip late" in found[1]
     )
     for each in found:
-        place.nft(each.partition("; add: nft ")[2])
+        place.nft(each.partition("; add: nft ")[2].strip("'"))
     until("no warnings", lambda: not warnings(place))
     check(place, container)
 
