@@ -2,7 +2,7 @@
 # the reason in one line.
 
 .PHONY: build demo test nightly durations lint format sanitize fuzz instructions micro test-vm soak bench bench-peers
-.PHONY: chart compare docs wheel wheels deb clean test-pythons
+.PHONY: chart compare docs wheel wheels deb clean test-pythons test-arm64
 
 # .venv/bin/engined, with compiled extensions. They are compiled again only after a change of
 # pyproject.toml, setup.py or engine/_fast.
@@ -39,8 +39,9 @@ nightly:
 durations:
 	@$(MAKE) --no-print-directory test ARGS=--note-durations
 
-# The unit tests with Python 3.12, 3.13 and 3.14, as far as the host has them, or with those of ARGS.
-test-pythons: build
+# The unit tests with Python 3.12, 3.13 and 3.14, or with those of ARGS: make test-pythons ARGS=3.14
+test-pythons:
+	@.ci/prepare pythons
 	@.ci/pythons $(ARGS)
 
 # The tests in a virtual machine with Debian's kernel, cgroup v2 and AppArmor. ARGS are parts:
@@ -48,6 +49,12 @@ test-pythons: build
 test-vm:
 	@.ci/prepare vm
 	@.venv/bin/python -m tests.vm $(ARGS)
+
+# The package for arm64, which `make deb ARGS="--suite bookworm --architecture arm64"` makes, in an
+# emulated machine with Debian's arm64 kernel:
+test-arm64:
+	@.ci/prepare vm
+	@.venv/bin/python -m tests.vm.arm64 $(ARGS)
 
 # Containers write lines while daemon and monitor are killed at random:
 # make soak ARGS="--minutes 15"
