@@ -17,27 +17,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import posixpath
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator
 
 import msgspec
 
 from engine.build import cacheconfig, keys, state
 from engine.build.context import Context
 from engine.build.dockerfile import stages as dockerfiles
+from engine.build.dockerfile import titles
 from engine.build.dockerfile.scope import Scope
 from engine.build.dockerfile.stages import Dockerfile
 from engine.build.options import Options, context_key
 from engine.build.output import Log
 from engine.build.parts import Parts
-from engine.build.reports import CheckWarning, ImageMade, OfStage, Report, StepEnded
-from engine.build.stage import Site, StageBuild, Step
+from engine.build.reports import (
+    FIRST_LANE,
+    CheckWarning,
+    ImageMade,
+    OfStage,
+    Report,
+    StepBegun,
+    StepEnded,
+    Transfer,
+)
+from engine.build.stage import Place, Site, StageBuild, Step
 from engine.build.state import Made, State
 from engine.build.steps import base, copy, meta, run
 from engine.build.trees import Tree
 from engine.errors import InvalidParameter
-from engine.images.instructions.records import Add, Copy, Instruction, Run, Workdir
+from engine.images.instructions.records import Add, Copy, Instruction, Run
 from engine.system.threads import cancelled
+from engine.wire.images import Platform
 
 MAX_STEPS = 1000
 """Steps of one build. Each is an image, whose document has the history of those before it."""
@@ -78,8 +88,20 @@ class Build:
         bases: set[tuple[str, str]] = set()
         for each in sorted(self._stages, key=lambda stage: stage.index):
             _name_vertices(each, bases, alone=dockerfiles.is_one(dockerfile))
+        self._origins = self._found_origins({image for image, _ in bases}) if options.dialect.side_by_side else {}
         # Last: `work` releases them, and a refused build does no work.
         self._used = parts.cache.uses()
+
+    def _found_origins(self, bases: Collection[str]) -> dict[str, Step]:
+        """A step for each image of which the stages take files, and which none begins with."""
+        found: dict[str, Step] = {}
+        for stage in self._needed:
+            for image in dockerfiles.images(self._dockerfile, stage):
+                name = context_key(image.name)
+                known = name in bases or name in found or name in self._options.contexts
+                if not image.is_base and not known:
+                    found[name] = Step("", Log(self._parts.images.temporary), None, (image.line, image.line))
+        return found
 
     # --- output -----------------------------------------------------------------------------------
 
@@ -108,6 +130,7 @@ class Build:
     async def _side_by_side(self) -> AsyncGenerator[Report, None]:
         """As they come, each with its stage. The last one names the step that failed."""
         readers = [self._of_stage(stage) for stage in self._shown]
+        readers += [self._of_origin(FIRST_LANE - at, step) for at, step in enumerate(self._origins.values())]
         waiting = {asyncio.ensure_future(anext(reader, None)): reader for reader in readers}
         try:
             while waiting:
@@ -140,6 +163,13 @@ class Build:
                 break
             yield OfStage(stage.index, StepEnded())
 
+    async def _of_origin(self, lane: int, step: Step) -> AsyncGenerator[OfStage, None]:
+        async for report in step.log.read():
+            if isinstance(report, StepBegun | Transfer):
+                yield OfStage(lane, report)
+        step.log.release()
+        yield OfStage(lane, StepEnded())
+
     # --- work -------------------------------------------------------------------------------------
 
     async def work(self) -> None:
@@ -148,7 +178,7 @@ class Build:
             try:
                 result = await self._run()
             finally:
-                for step in self.steps:
+                for step in (*self.steps, *self._origins.values()):
                     step.log.close()
             context = self._site.context
             if isinstance(context, Context):
@@ -264,6 +294,23 @@ class Build:
             found += self._uses.get(each, set()) - {*found}
         return other in found
 
+    @contextlib.contextmanager
+    def origin(self, name: str, platform: Platform | None, log: Log) -> Iterator[Log]:
+        """The log of an image of which a stage takes files, while it is looked up: of a line of its
+        own in BuildKit's progress, or that of the stage's step.
+        """
+        step = self._origins.get(context_key(name))
+        if step is None or step.done:
+            yield log
+            return
+        step.done = True
+        title = f"FROM {context_key(name)}"
+        step.log.write(StepBegun(0, 0, title, title, step.lines))
+        try:
+            yield step.log
+        finally:
+            step.log.close()
+
     def failed(self, step: Step) -> None:
         """A step of a stage has failed."""
         self._failed = self._failed or step
@@ -280,38 +327,27 @@ class Build:
         return state
 
 
-_SHOWN = Run | Copy | Add | Workdir
-"""Instructions that BuildKit's progress has."""
-
-
 def _name_vertices(build: StageBuild, bases: set[tuple[str, str]], *, alone: bool) -> None:
     """Name the steps of a stage as BuildKit does: with the name of the stage, unless it is `alone`
     in the file, and their numbers among those that its progress has. `bases`: the images of stages
-    before, with their platforms. An image has one line, and `WORKDIR /` none.
+    before, with their platforms. An image has one line.
     """
     stage = build.stage
     options = build.site.options
     replaced = bool(stage.name) and context_key(stage.name) in options.contexts
     from_image = stage.parent is None and stage.base != base.SCRATCH and not replaced
-    shown = [
-        step
-        for step in build.steps
-        if (from_image if step.instruction is None else isinstance(step.instruction, _SHOWN))
-    ]
-    name = "" if alone else f"{stage.name or f'stage-{stage.index}'} "
-    width = len(str(len(shown)))
-    number = 0
-    for step in shown:
-        if isinstance(step.instruction, Workdir) and posixpath.normpath(step.instruction.path) in ("/", "//"):
-            continue
-        number += 1
-        if step.instruction is None:
-            image = context_key(stage.base)
-            step.shown = f"FROM {image}"
-            if (image, stage.platform) in bases:
-                continue
-            bases.add((image, stage.platform))
-        step.prefix = f"[{name}{number:{width}}/{len(shown)}] "
+    counted = [step for step in build.steps if isinstance(step.instruction, titles.SHOWN)]
+    name = "" if alone else stage.name or f"stage-{stage.index}"
+    place = build.first = Place(name, int(from_image), len(counted) + from_image)
+    if from_image:
+        image = context_key(stage.base)
+        build.steps[0].shown = f"FROM {image}"
+        if (image, stage.platform) not in bases:
+            build.steps[0].place = place
+        bases.add((image, stage.platform))
+    for step in counted:
+        if step.instruction is not None and titles.has_line(step.instruction):
+            step.place = place = place.moved(1, 0)
 
 
 async def begin(stage: StageBuild, log: Log) -> State:
@@ -324,6 +360,8 @@ async def begin(stage: StageBuild, log: Log) -> State:
     found = base.empty(stage.platform, site.options.dialect)
     if base.named(wanted.base, site.options) != base.SCRATCH:
         found = base.of_image(await site.image(wanted.base, stage.platform, log))
+    if site.options.dialect.own_history:
+        found = msgspec.structs.replace(found, key=keys.key_of(found.key, "history"))
     if site.epoch is not None:  # it changes the times of all that is made on the base
         found = msgspec.structs.replace(found, key=keys.key_of(found.key, "epoch", site.epoch))
     return found

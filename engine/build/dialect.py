@@ -33,6 +33,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """
     users_workdir: bool
     """Directories that WORKDIR makes belong to USER, not to root. Its path is cleaned."""
+    lenient_owners: bool
+    """Names in --chown that the image does not list mean root. Otherwise they are refused."""
     keeps_volumes: bool
     """What RUN writes below a VOLUME is a part of the image."""
     ordered_variables: bool
@@ -49,6 +51,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Of the operator's defaults for containers, RUN's have the parent of their cgroups alone.
     Otherwise they have all.
     """
+    own_history: bool
+    """The history of images is BuildKit's, so their steps are not those of the classic builder."""
     frontends: bool
     """`# syntax` names the frontend, and one that this engine does not have is refused. Otherwise
     the line is ignored.

@@ -17,13 +17,13 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from engine._fast import layer
 from engine.build import cachefrom, copying, imported, keys, options
-from engine.build.dockerfile import lines, stages, titles
+from engine.build.dockerfile import created_by, lines, stages, titles
 from engine.build.dockerfile.scope import Scope
 from engine.build.dockerfile.stages import Dockerfile, Stage
 from engine.build.options import Options
@@ -53,7 +53,7 @@ MAX_DOCUMENTS = 256 << 20
 class Step:
     """One numbered step of a build's output."""
 
-    __slots__ = ("done", "expanded", "instruction", "lines", "log", "number", "prefix", "shown", "text", "total")
+    __slots__ = ("done", "expanded", "instruction", "lines", "log", "number", "place", "shown", "text", "total")
 
     def __init__(
         self,
@@ -73,18 +73,34 @@ class Step:
         self.lines = lines
         self.expanded = expanded
         self.number = self.total = 0
-        self.prefix = ""
-        """What its name in BuildKit's progress begins with; empty if it has no line there."""
+        self.place: Place | None = None
+        """Of its line in BuildKit's progress; None if it has none there."""
         self.shown = text
-        """The rest of that name."""
+        """The name of that line, without its place."""
         self.done = False
         """Set before the log is closed, if the step succeeded."""
 
     def begin(self) -> None:
         """Announce the step. One that stands in another step's output has no number."""
         if self.number:
-            vertex = f"{self.prefix}{self.shown}" if self.prefix else ""
+            vertex = f"{self.place}{self.shown}" if self.place is not None else ""
             self.log.write(StepBegun(self.number, self.total, self.text, vertex, self.lines))
+
+
+class Place(NamedTuple):
+    """What the name of a step begins with in BuildKit's progress. `stage`: empty for one alone."""
+
+    stage: str
+    number: int
+    total: int
+
+    def moved(self, number: int, total: int) -> Place:
+        """The place after so many other lines, of so many instructions."""
+        return Place(self.stage, self.number + number, self.total + total)
+
+    def __str__(self) -> str:
+        name = f"{self.stage} " if self.stage else ""
+        return f"[{name}{self.number:{len(str(self.total))}}/{self.total}] "
 
 
 class Stages(Protocol):
@@ -93,6 +109,8 @@ class Stages(Protocol):
     async def result_of(self, index: int, user: int, log: Log) -> State: ...
 
     def scope_of(self, index: int) -> Scope: ...
+
+    def origin(self, name: str, platform: Platform | None, log: Log) -> contextlib.AbstractContextManager[Log]: ...
 
     def use(self, state: State) -> State: ...
 
@@ -258,6 +276,8 @@ class StageBuild:
             Step(each.text, Log(directory), each, (each.line, ends.get(each.line, each.line)))
             for each in stage.instructions
         ]
+        self.first = Place("", 0, 0)
+        """The place of FROM in BuildKit's progress, whether it has a line there or not."""
         self._root: tuple[str, int] = ("", -1)
         self.no_cache = site.options.no_cache or self._filtered()
         """Nothing is looked up."""
@@ -316,7 +336,7 @@ class StageBuild:
             await self._run_triggers(step.log)
         else:
             variables = self.scope.variables(self.state.config.env)
-            if step.prefix:
+            if step.place is not None:
                 step.shown = titles.title(step.instruction, variables, self.site.dockerfile.escape)
             step.begin()
             await self.apply(step.instruction, step.log, expanded=step.expanded)
@@ -343,18 +363,40 @@ class StageBuild:
             return
         self.state = _without_triggers(self.state)
         log.say(f"# Executing {len(triggers)} build trigger{'s' if len(triggers) > 1 else ''}...\n", classic=True)
+        shown = 0
         for text in triggers:
             whole = self.site.options.dialect.whole_arrays
             instruction = records.read_text(text, self.site.dockerfile.escape, whole_arrays=whole)
             if not self.site.options.numbered_steps:
                 log.say(f"Step 1 : {instruction.text}\n", classic=True)
+            if self.site.options.dialect.side_by_side and titles.has_line(instruction):
+                shown += 1
+                self._announce_trigger(instruction, self.first.moved(shown, len(triggers)), log)
             await self.apply(instruction, log)
+        for step in self.steps:
+            if step.place is not None:
+                step.place = step.place.moved(shown, len(triggers))
+
+    def _announce_trigger(self, instruction: Instruction, place: Place, log: Log) -> None:
+        """A trigger has a line of its own in BuildKit's progress."""
+        name = titles.title(instruction, self.scope.variables(self.state.config.env), self.site.dockerfile.escape)
+        log.write(StepBegun(0, 0, instruction.text, f"{place}ONBUILD {name}", self.steps[0].lines))
 
     # --- for the kinds of steps -------------------------------------------------------------------
 
     async def compute(self, work: Callable[[], T], *, large: bool = False) -> T:
         """What `work` makes of the configuration: in a thread if that is `large`."""
         return await asyncio.to_thread(work) if large or self.state.large else work()
+
+    def after(self, before: State, *, key: str, config: Config, command: Sequence[str], **more: Any) -> State:
+        """The image that a step makes of `before`. `more`: of `state.after`."""
+        comment = created_by.COMMENT if self.own_history else ""
+        return after(before, key=key, config=config, command=command, epoch=self.site.epoch, comment=comment, **more)
+
+    @property
+    def own_history(self) -> bool:
+        """See `Dialect.own_history`."""
+        return self.site.options.dialect.own_history
 
     async def reach(
         self,
@@ -381,7 +423,7 @@ class StageBuild:
             log.write(CacheHit())
         elif make is None:
             state = await self.compute(
-                lambda: after(before, key=key, config=config, command=command, author=author, epoch=self.site.epoch),
+                lambda: self.after(before, key=key, config=config, command=command, author=author),
                 large=bool(config.exposed_ports),
             )
             cache.add(state, before.key, " ".join(command))
@@ -432,14 +474,13 @@ class StageBuild:
         log.write(CacheHit())
         diff_id = hit.layers[-1].diff_id if len(hit.layers) > len(below) else ""
         return await self.compute(
-            lambda: after(
+            lambda: self.after(
                 before,
                 key=key,
                 config=config,
                 command=command,
                 diff_id=diff_id,
                 author=author,
-                epoch=self.site.epoch,
                 created=hit.created,
             )
         )
@@ -488,7 +529,8 @@ class StageBuild:
         elif base.named(name, site.options).lower() == base.SCRATCH:
             state = base.empty(None, site.options.dialect)
         else:
-            state = base.of_image(await site.image(name, self.platform, log))
+            with site.stages.origin(name, self.platform, log) as origin:
+                state = base.of_image(await site.image(name, self.platform, origin))
         site.stages.use(state)
         # Mounted within the context: kernels before 6.15 copy no directory of a detached mount, as
         # a `RUN --mount` of it needs.

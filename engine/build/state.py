@@ -105,12 +105,14 @@ def after(
     container: str = "",
     epoch: int | None = None,
     created: str = "",
+    comment: str = "",
 ) -> State:
     """The image that a step makes of `state`.
 
     `command`: what the history shows. `diff_id`: the digest of its layer, if it made one. `author`:
     set by MAINTAINER. `container`: the id of the one that ran. `epoch`: SOURCE_DATE_EPOCH in
     seconds; times are not later. `created`: when the step was made, if that was elsewhere.
+    `comment`: BuildKit's in the history; its images know no container that made them.
     """
     base = state.document
     now = times.parse_rfc3339(created) if created else time.time_ns()
@@ -118,7 +120,7 @@ def after(
     empty = diff_id in ("", EMPTY_LAYER)
     diff_ids = (*base.rootfs.diff_ids, *(() if empty else (diff_id,)))
     author = base.author if author is None else author
-    step = History(created=created, created_by=" ".join(command), author=author, empty_layer=empty)
+    step = History(created=created, created_by=" ".join(command), author=author, comment=comment, empty_layer=empty)
     document = msgspec.structs.replace(
         base,
         created=created,
@@ -129,9 +131,11 @@ def after(
         rootfs=RootFS(diff_ids=diff_ids),
         history=(*base.history, step),
         container=container,
-        container_config=msgspec.structs.replace(config, cmd=list(command), image=state.image_id),
-        docker_version=__version__,
-        comment="",
+        container_config=(
+            None if comment else msgspec.structs.replace(config, cmd=list(command), image=state.image_id)
+        ),
+        docker_version="" if comment else __version__,
+        comment=comment,
     )
     return recorded(document, key, state.image_id, state.chain_ids, diff_ids)
 

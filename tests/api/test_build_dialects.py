@@ -60,8 +60,18 @@ def test_workdir_before_a_user_is_known(builder: TempEngine) -> None:
     """`USER app` before the RUN that adds it: the directory is root's."""
     built = buildx(builder, "FROM busybox\nUSER nobody-here\nWORKDIR /a/b/c\nUSER 0\n" + OWNERS)
     assert printed(built).split() == [b"0:0"] * 3
-    failed = buildx(builder, "FROM busybox\nCOPY --chown=nobody-here Dockerfile /\n", {"Dockerfile": b""})
-    assert failed.failure is not None and "unable to find user nobody-here" in failed.failure.message
+
+
+@pytest.mark.parametrize(
+    ("names", "owner"), [("none", "0:0"), ("root:none", "0:0"), ("none:7", "0:7"), ("7:none", "7:7")]
+)
+def test_names_that_the_image_does_not_list(builder: TempEngine, names: str, owner: str) -> None:
+    """As in BuildKit they mean root, or the group of the user's number."""
+    text = f"FROM busybox\nRUN echo root:x:0:0::/:/bin/sh >/etc/passwd\nCOPY --chown={names} Dockerfile /a\n"
+    text += "RUN stat -c %u:%g /a\n"
+    assert printed(buildx(builder, text, {"Dockerfile": b""})).decode().split() == [owner]
+    with pytest.raises(AssertionError, match=r"unable to find (user|group) none"):
+        classic(builder, text)
 
 
 def test_what_run_writes_below_a_volume(builder: TempEngine) -> None:

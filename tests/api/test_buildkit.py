@@ -56,7 +56,7 @@ def test_a_build(builder: TempEngine) -> None:
     }
     options = {"filename": "Dockerfile", "build-arg:X": "yes", "label:a": "b"}
     built = Build(builder.socket, directories, names="one:1,two", options=options).result()
-    tags = "docker.io/library/one:1,docker.io/library/two:latest"
+    tags = "docker.io/library/one:1,docker.io/library/two"
     digest = built.image_id
     assert built.response == {
         "containerimage.digest": digest,

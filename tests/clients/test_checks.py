@@ -67,3 +67,11 @@ def test_dockerd_answers_as_recorded() -> None:
     command = [sys.executable, "-m", "tests.support.builds.checks"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=600 * PATIENCE, check=False)
     assert done.returncode == 0, (done.stdout, done.stderr)
+
+
+@pytest.mark.nightly
+def test_dockerfiles_as_people_write_them() -> None:
+    """engined and dockerd show the same, and make the same images."""
+    command = [sys.executable, "-m", "tests.support.builds.dockerfiles"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1200 * PATIENCE, check=False)
+    assert done.returncode == 0, (done.stdout, done.stderr)

@@ -73,7 +73,9 @@ from engine.build.reports import CheckWarning
 from engine.build.state import State
 from engine.config.cache import CachePolicy
 from engine.errors import BUG, Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
+from engine.images import reference
 from engine.images.archive import ARCHITECTURE
+from engine.images.instructions.effects import quoted
 from engine.images.record import ImageRecord
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
@@ -460,7 +462,8 @@ class Control:
         job = result.job
         exporters = _exporters(job.request)
         images = [each for each in exporters if each.type not in (LOCAL, TAR)]
-        tags = options.tags([name for each in images for name in frontend.listed(each.attributes, "name")])
+        names = [name for each in images for name in frontend.listed(each.attributes, "name")]
+        tags = options.tags(names)
         if result.building is None:
             await self._run(result, tags)
         else:
@@ -476,17 +479,20 @@ class Control:
         finally:
             if not images and result.is_new:  # the cache has it
                 await self._parts.images.delete_if(image_id, lambda record: record.nameless)
-        return result.response | (self._image_exported(job, image_id, tags) if images else {})
+        return result.response | (self._image_exported(job, image_id, names) if images else {})
 
-    def _image_exported(self, job: _Job, image_id: str, tags: Sequence[Reference]) -> dict[str, str]:
+    def _image_exported(self, job: _Job, image_id: str, names: Sequence[str]) -> dict[str, str]:
+        """Show the export. `names`: valid, as the client gave them: it is shown no default tag."""
+        shown = [*dict.fromkeys(reference.parse(name).canonical for name in names)]
         exported = job.progress.vertex("exporting to image")
+        exported.status("exporting layers", complete=True)
         exported.status(f"writing image {image_id}", complete=True)
-        for name in tags:
-            exported.status(f"naming to {name.canonical}", complete=True)
+        for name in shown:
+            exported.status(f"naming to {name}", complete=True)
         exported.end()
         found = {"containerimage.digest": image_id, "containerimage.config.digest": image_id}
-        if tags:
-            found["image.name"] = ",".join(name.canonical for name in tags)
+        if shown:
+            found["image.name"] = ",".join(shown)
         return found
 
     async def _run(self, result: _Result, tags: tuple[Reference, ...] = ()) -> str:
@@ -587,7 +593,7 @@ def _words(error: EngineError) -> str:
     """The failure of a command in BuildKit's words, and other messages as they are."""
     if not isinstance(error, StepFailed) or not error.command:
         return error.message
-    return f'process "{error.command}" did not complete successfully: exit code: {error.exit_code}'
+    return f"process {quoted(error.command)} did not complete successfully: exit code: {error.exit_code}"
 
 
 def _exporters(request: SolveRequest) -> list[Exporter]:

@@ -90,11 +90,13 @@ def normalized(platform: str) -> str:
 
 class Environment(NamedTuple):
     """`variables`: what RUN gets besides ENV. `key`: those that count for the cache and stand in
-    the record (`|N k=v …`). Both are sorted lists of `name=value`.
+    the record (`|N k=v …`). Both are sorted lists of `name=value`. `declared`: all
+    arguments in the order of their lines, with their values or those of ENV (`RUN |N k=v …`).
     """
 
     variables: list[str]
     key: list[str]
+    declared: list[str]
 
 
 class Arguments:
@@ -197,12 +199,15 @@ class Scope:
         self._arguments = arguments
         self._dialect = arguments.dialect
         self._values: dict[str, str | None] = {}
+        self._names: dict[str, None] = {}
+        """Of all ARG lines, in their order."""
         self._after_env: set[str] = set()
         """Arguments that override an ENV of their name, which stands before them."""
 
     def declare(self, arg: Arg) -> None:
         """An expanded ARG line."""
         for name, default in arg.pairs:
+            self._names[name] = None
             value = self._arguments.declare(name, default)
             if value is not None or not self._dialect.ordered_variables:
                 self._values[name] = value
@@ -219,7 +224,7 @@ class Scope:
         """
         other = Scope(self._arguments)
         if self._dialect.ordered_variables:
-            other._values = dict(self._values)
+            other._values, other._names = dict(self._values), dict(self._names)
         return other
 
     def variables(self, env: Sequence[str] | None) -> dict[str, str]:
@@ -244,7 +249,9 @@ class Scope:
             proxies = {each: value for name, value in upper.items() if value for each in (name, name.lower())}
         else:
             proxies = {name: given[name] for name in given if name not in names and name not in self._values}
-        return Environment(_lines(declared | proxies), _lines(declared))
+        variables = self.variables(env)
+        named = [f"{name}={variables.get(name, '')}" for name in self._names]
+        return Environment(_lines(declared | proxies), _lines(declared), named)
 
 
 def _lines(values: Mapping[str, str]) -> list[str]:

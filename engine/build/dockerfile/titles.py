@@ -4,11 +4,12 @@ Pure.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 
 from engine.errors import InvalidParameter
 from engine.images.instructions import words
-from engine.images.instructions.records import Instruction, Run
+from engine.images.instructions.records import Add, Copy, Instruction, Run, Workdir
 
 _HIDDEN = "****"
 """In place of a secret."""
@@ -29,6 +30,16 @@ def title(instruction: Instruction, variables: Mapping[str, str], escape: str) -
     return f"{keyword.upper()}{space}{rest}"
 
 
+SHOWN = Run | Copy | Add | Workdir
+"""Instructions that BuildKit's progress counts."""
+
+
+def has_line(instruction: Instruction) -> bool:
+    """True if an instruction has a line there: `WORKDIR /` counts, but has none."""
+    root = isinstance(instruction, Workdir) and posixpath.normpath(instruction.path) in ("/", "//")
+    return isinstance(instruction, SHOWN) and not root
+
+
 def _summarized(run: Run) -> str:
     """The first line, and of a command that is one here-document also the first line of that."""
     if not run.heredocs or not isinstance(run.command, str) or words.heredoc_head(run.command) is None:
@@ -37,4 +48,4 @@ def _summarized(run: Run) -> str:
     return f"{run.text} ({first.rstrip()}{'...' if more else ''})"
 
 
-__all__ = ["title"]
+__all__ = ["SHOWN", "has_line", "title"]

@@ -22,9 +22,10 @@ from typing import NamedTuple
 
 from engine.build import copying, fetching, git, keys
 from engine.build.copying import Selection
+from engine.build.dockerfile import created_by
 from engine.build.output import Log
 from engine.build.stage import StageBuild
-from engine.build.state import State, after, commented
+from engine.build.state import State, commented
 from engine.build.steps import layer, owners
 from engine.build.trees import DirectoryTree, MemoryTree, Tree, source_path
 from engine.errors import InvalidParameter, NotFound
@@ -72,11 +73,13 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
         # Docker, too, has no blank after the flag.
         chown = f"--chown={instruction.chown}" if instruction.chown else ""
         command = commented(config, f"#(nop) {name} {chown}{selection.kind}:{selection.digest} in {path} ")
+        if stage.own_history:
+            command = [created_by.copied(instruction)]
 
         async def make(_: Log, claim: Callable[[str], None]) -> State:
             diff_id = await _lay_out(stage, before, instruction, selection, path, claim)
             return await stage.compute(
-                lambda: after(before, key=key, config=config, command=command, diff_id=diff_id, epoch=stage.site.epoch)
+                lambda: stage.after(before, key=key, config=config, command=command, diff_id=diff_id)
             )
 
         await stage.reach(key, command, config, log, make, known_as=quick)

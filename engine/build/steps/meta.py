@@ -18,9 +18,10 @@ import msgspec
 
 from engine.build import copying, keys
 from engine.build.copying import Selection
+from engine.build.dockerfile import created_by
 from engine.build.output import Log
 from engine.build.stage import StageBuild
-from engine.build.state import State, after, commented
+from engine.build.state import State, commented
 from engine.build.steps import layer, owners
 from engine.containers import body
 from engine.errors import InvalidParameter
@@ -66,13 +67,17 @@ async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
         changed = effects.configured(config, instruction, cmd_set=stage.cmd_set)
         if isinstance(instruction, Workdir) and dialect.users_workdir:
             changed = msgspec.structs.replace(changed, working_dir=body.directory(changed.working_dir))
+        if isinstance(instruction, Cmd) and dialect.own_history:
+            changed = msgspec.structs.replace(changed, args_escaped=True)
         text = effects.recorded(instruction, changed)
         key = keys.key_of(stage.state.key, "meta", text, author, *filter(None, [user]), config=changed)
         return changed, text, key
 
     changed, text, key = await stage.compute(effect, large=isinstance(instruction, Expose))
     stage.cmd_set = stage.cmd_set or isinstance(instruction, Cmd)
-    if isinstance(instruction, Workdir):
+    if stage.own_history:
+        command = [created_by.configured(instruction, config, changed, stage.scope.variables(changed.env))]
+    elif isinstance(instruction, Workdir):
         command = commented(config, f"#(nop) {text}")
     else:
         command = commented(changed if isinstance(instruction, Shell) else config, "#(nop) ", text)
@@ -85,7 +90,7 @@ async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
     async def make(_: Log, claim: Callable[[str], None]) -> State:
         diff_id = await _make_directory(stage, before, changed.working_dir, user, claim)
         return await stage.compute(
-            lambda: after(before, key=key, config=changed, command=command, diff_id=diff_id, epoch=stage.site.epoch)
+            lambda: stage.after(before, key=key, config=changed, command=command, diff_id=diff_id)
         )
 
     await stage.reach(key, command, changed, log, make)

@@ -25,6 +25,7 @@ async def find(
 
     `root`: a descriptor of the image before the step; -1: this opens it, if it has layers. Raises
     InvalidParameter for a name that the image does not list; unless it must be `known`, it is root.
+    It never must be in a dialect of `lenient_owners`.
     """
     if not wanted:
         return None
@@ -32,6 +33,7 @@ async def find(
     if root < 0 and before.top:
         root = opened = await stage.site.parts.images.snapshots.open_content(before.top)
     try:
+        known = known and not stage.site.options.dialect.lenient_owners
         return await asyncio.to_thread(_owner if known else _owner_or_root, root, wanted)
     finally:
         if opened >= 0:

@@ -24,12 +24,13 @@ from collections.abc import Callable
 import msgspec
 
 from engine.build import copying, keys
+from engine.build.dockerfile import created_by
 from engine.build.dockerfile.scope import Environment
 from engine.build.errors import StepFailed
 from engine.build.options import SANDBOX
 from engine.build.output import Log, Terminal
 from engine.build.stage import StageBuild
-from engine.build.state import State, after, shell_of
+from engine.build.state import State, shell_of
 from engine.build.steps import layer, mounts
 from engine.containers import defaults, output, removal
 from engine.containers.container import Container
@@ -57,6 +58,8 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
     argv = [*shell_of(config), command] if isinstance(command, str) else [*command]
     environment = stage.scope.run_environment(config.env)
     recorded = [f"|{len(environment.key)}", *environment.key, *argv] if environment.key else argv
+    if stage.own_history:
+        recorded = [created_by.ran(argv, environment.declared)]
     wanted = await mounts.read(stage, instruction.mounts, log)
     host = _host(stage, instruction)
     network = host.network_mode if host.network_mode in ("none", "host") else "default"
@@ -86,14 +89,13 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
         run = _Container(stage, before, container_config, host, log)
         diff_id = await run.run(wanted, script, claim)
         return await stage.compute(
-            lambda: after(
+            lambda: stage.after(
                 before,
                 key=key,
                 config=config,
                 command=recorded,
                 diff_id=diff_id,
-                container=run.id,
-                epoch=stage.site.epoch,
+                container="" if stage.own_history else run.id,
             )
         )
 

@@ -112,9 +112,10 @@ def _healthcheck(check: Healthcheck) -> wire.Healthcheck:
     )
 
 
-def recorded(instruction: Instruction, config: Config) -> str:
+def recorded(instruction: Instruction, config: Config, *, whole_checks: bool = False) -> str:
     """The text after `#(nop) ` in the history, as Docker 20.10 writes it; empty for instructions
-    that are not metadata. `config`: after the instruction.
+    that are not metadata. `config`: after the instruction. `whole_checks`: HEALTHCHECK has its
+    start interval, too, which Docker 20.10 did not know.
     """
     match instruction:
         case Env():
@@ -141,7 +142,7 @@ def recorded(instruction: Instruction, config: Config) -> str:
         case StopSignal():
             return f"STOPSIGNAL {instruction.signal}"
         case Healthcheck():
-            return f"HEALTHCHECK {_recorded_check(instruction)}"
+            return f"HEALTHCHECK {_recorded_check(instruction, whole=whole_checks)}"
         case OnBuild():
             return f"ONBUILD {instruction.trigger}"
         case Maintainer():
@@ -150,11 +151,12 @@ def recorded(instruction: Instruction, config: Config) -> str:
             return ""
 
 
-def _recorded_check(check: Healthcheck) -> str:
+def _recorded_check(check: Healthcheck, *, whole: bool) -> str:
     """The structure as Go's `%q` prints it, with the retries as a character."""
-    times = (_go_duration(time) for time in (check.interval, check.timeout, check.start_period))
-    retries = _quoted(chr(check.retries) if check.retries <= 0x10FFFF else "\ufffd", "'")
-    return f"&{{{quoted_list(check.test)} {' '.join(_quoted(time) for time in times)} {retries}}}"
+    fields = (check.interval, check.timeout, check.start_period, *((check.start_interval,) if whole else ()))
+    times = (_go_duration(time) for time in fields)
+    retries = quoted(chr(check.retries) if check.retries <= 0x10FFFF else "\ufffd", "'")
+    return f"&{{{quoted_list(check.test)} {' '.join(quoted(time) for time in times)} {retries}}}"
 
 
 def _go_duration(nanoseconds: int) -> str:
@@ -177,7 +179,7 @@ def _decimal(number: int, unit: int) -> str:
 
 def quoted_list(texts: Iterable[str]) -> str:
     """A list as Go's `%q` prints it: `["a" "b"]`."""
-    return f"[{' '.join(map(_quoted, texts))}]"
+    return f"[{' '.join(map(quoted, texts))}]"
 
 
 _ESCAPES = {
@@ -192,7 +194,7 @@ _ESCAPES = {
 }
 
 
-def _quoted(text: str, quote: str = '"') -> str:
+def quoted(text: str, quote: str = '"') -> str:
     """A string in Go's syntax (strconv.Quote)."""
     return quote + "".join(_quoted_character(char, quote) for char in text) + quote
 

@@ -19,7 +19,9 @@ from engine.errors import InvalidParameter
 def test_a_build_with_too_many_steps_claims_no_layers(tmp_path: Path) -> None:
     """Claims are released at the end of a build's work, so one without work must have none."""
     claims: list[str] = []
-    parts: Any = SimpleNamespace(images=SimpleNamespace(temporary=tmp_path, claims=lambda: claims.append("claim")))
+    parts: Any = SimpleNamespace(
+        images=SimpleNamespace(temporary=tmp_path), cache=SimpleNamespace(uses=lambda: claims.append("claim"))
+    )
 
     def build(labels: int) -> Build:
         document = lines.parse(b"FROM scratch\n" + b"LABEL a=b\n" * labels)

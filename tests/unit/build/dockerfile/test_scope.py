@@ -136,20 +136,20 @@ def test_which_of_arg_and_env_overrides_the_other() -> None:
         env = ["a=env"]
         scope.set_by_env(["a"])
         scope.declare(arg(("a", None)))
-        assert scope.variables(env) == {"a": "env"} and scope.run_environment(env) == ([], [])
+        assert scope.variables(env) == {"a": "env"} and scope.run_environment(env) == ([], [], [])
         scope.declare(arg(("a", "arg")))
         assert scope.variables(env) == {"a": later}
         run = ["a=arg"] if later == "arg" else []
-        assert scope.run_environment(env) == (run, run)
+        assert scope.run_environment(env) == (run, run, run)
         assert scope.following().variables(env) == {"a": "env"}
         scope.set_by_env(["a"])
-        assert scope.variables(env) == {"a": "env"} and scope.run_environment(env) == ([], [])
+        assert scope.variables(env) == {"a": "env"} and scope.run_environment(env) == ([], [], [])
 
 
 def test_arguments_of_attestations_are_not_for_run() -> None:
     scope = Scope(Arguments({}, PLATFORMS))
     scope.declare(arg(("BUILDKIT_SBOM_SCAN_STAGE", "true"), ("a", "1")))
-    assert scope.run_environment([]) == (["a=1"], ["a=1"])
+    assert scope.run_environment([]) == (["a=1"], ["a=1"], ["a=1"])
 
 
 def test_the_environment_of_a_run() -> None:
@@ -277,4 +277,5 @@ def test_any_scope(
         assert (name in arguments.unconsumed()) == (
             name in given and not declared and not any(o == name for o, _ in before)
         )
+    assert sorted(run.declared) == run.key
     assert set(run.key) <= set(run.variables) and run.variables == sorted(run.variables)

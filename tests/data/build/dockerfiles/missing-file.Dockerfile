@@ -1,0 +1,4 @@
+FROM alpine:3.20
+WORKDIR /app
+COPY no-such-file .
+RUN echo never
