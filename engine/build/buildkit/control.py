@@ -109,10 +109,14 @@ _GRAPHS = (
     *("buildop.llbfilename", "exec.meta.base", "exec.meta.proxyenv", "exec.mount.bind"),
     *("exec.mount.cache", "exec.mount.cache.sharing", "exec.mount.selector", "exec.mount.tmpfs"),
     *("exec.mount.secret", "constraints", "platform", "meta.ignorecache", "meta.description"),
-    *("meta.exportcache", "exporter.multiple"),
+    *("meta.exportcache", "exporter.multiple", "gc.freespacefilter", "history.filter"),
 )
-"""What clients assume of an engine that says nothing about graphs, and that a build may have
-several exporters, of which they ask here too.
+"""What clients assume of an engine that says nothing about graphs. The last three are no graphs:
+clients ask here, too, for several exporters, limits of a prune and filters of the history.
+"""
+BUILDKIT_VERSION = f"v0.25.2+engined.{__version__}"
+"""Clients compare it. It is the BuildKit of dockerd 28.5.2, with which builds are compared here.
+What comes after `+` counts for no comparison.
 """
 _EXPORTERS = frozenset(("moby", "image", "", LOCAL, TAR))
 
@@ -259,7 +263,7 @@ class Control:
     # --- what the engine is -----------------------------------------------------------------------
 
     def _version(self) -> BuildkitVersion:
-        return BuildkitVersion(package="engined", version=f"v{__version__}")
+        return BuildkitVersion(package="engined", version=BUILDKIT_VERSION)
 
     async def _records(self) -> list[WorkerRecord]:
         return [
