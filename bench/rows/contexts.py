@@ -31,6 +31,9 @@ SMALL, LARGE = 2000, 320_000
 """Bytes of a file."""
 TIMEOUT = 600
 
+MANY, TINY = 100_000, 200
+"""Files of a project, and bytes of each."""
+
 STEPS = f"""\
 FROM {steps.IMAGE}
 WORKDIR /app
@@ -38,16 +41,18 @@ COPY part /app/
 RUN find /app -type f | wc -l > /count
 """
 """A third of the files is copied."""
+ALL = f"FROM {steps.IMAGE}\nCOPY . /app/\n"
 
 
 class Project:
     """A client's directory, made at its first use."""
 
-    def __init__(self, material: Material, size: Size, name: str, file_size: int) -> None:
+    def __init__(self, material: Material, name: str, count: int, file_size: int, dockerfile: str = STEPS) -> None:
         self._material = material
-        self._count = size.of(FILES, 100)
+        self._count = count
         self._name = name
         self._file_size = file_size
+        self._dockerfile = dockerfile
         self._time = itertools.count(EPOCH * 10**9 + 123_456_789, 1_000_003)
 
     @property
@@ -59,7 +64,7 @@ class Project:
                 place = found / ("part" if at % 3 == 0 else "rest") / f"d{at // 100:03}"
                 place.mkdir(parents=True, exist_ok=True)
                 self._write(place / f"file{at}", pool.piece(self._file_size))
-            self._write(found / "Dockerfile", STEPS.encode())
+            self._write(found / "Dockerfile", self._dockerfile.encode())
         return found
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -169,9 +174,10 @@ def client_alone() -> Callable[[Engine, Any], float]:
 
 
 def jobs(size: Size, material: Material) -> list[Job]:
-    small = Project(material, size, "small", SMALL)
-    large = Project(material, size, "large", LARGE)
-    files = size.of(FILES, 100)
+    files, many = size.of(FILES, 100), size.of(MANY, 1000)
+    small = Project(material, "small", files, SMALL)
+    large = Project(material, "large", files, LARGE)
+    tiny = Project(material, "tiny", many, TINY, ALL)
     megabytes = files * LARGE // 1_000_000
     rounds = size.rounds(5)
 
@@ -213,6 +219,20 @@ def jobs(size: Size, material: Material) -> list[Job]:
             cached(large),
             rounds,
             prepare=warm(large),
+        ),
+        Job(
+            "context-cached-many",
+            [
+                *pair(
+                    "context-cached-many",
+                    f"buildx with {many:,} files of {TINY} bytes, all cached",
+                    1,
+                    Target(at_most=900),
+                )
+            ],
+            cached(tiny),
+            rounds,
+            prepare=warm(tiny),
         ),
         Job(
             "context-changed",

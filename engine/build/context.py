@@ -147,6 +147,26 @@ class Index:
         self.children[parent][path[len(parent) + 1 if parent else 0 :]] = None
         self.entries[path] = entry
 
+    def put(self, entry: Entry, digest: bytes) -> bool:
+        """As `add`, for a file or a directory of a directory that was put before. False, without an
+        effect, if it is anything else, or has a name already.
+        """
+        path = entry.path
+        parent, _, name = path.rpartition("/")
+        below = self.children.get(parent)
+        if below is None or path in self.entries or entry.xattrs or ".wh." in path:
+            return False
+        if entry.kind == DIRECTORY:
+            self.children[path] = {}
+        elif entry.kind != FILE:
+            return False
+        elif entry.inode:
+            self.digests[entry.inode] = digest
+        self._charge(len(path))
+        below[name] = None
+        self.entries[path] = entry
+        return True
+
     def _charge(self, size: int) -> None:
         self._members += 1
         self._memory += _ENTRY + size
@@ -348,7 +368,8 @@ class Context:
             at = waiting.pop()
             yield at[start:], entries[at]
             if at in children:
-                waiting += [f"{at}/{name}" for name in sorted(children[at], reverse=True)]
+                prefix = at + "/"
+                waiting += [prefix + name for name in sorted(children[at], reverse=True)]
 
     def read(self, path: str, limit: int) -> bytes:
         return read_regular(self, path, limit)
@@ -370,14 +391,14 @@ class Context:
     def digest(self, entry: Entry) -> bytes:
         if not entry.size:
             return _EMPTY
-        digests = self._index.digests
-        if entry.inode not in digests:
+        digest = self._index.digests.get(entry.inode)
+        if digest is None:
             descriptor, offset, _, _ = self.stored(entry)
             try:
-                digests[entry.inode] = digest_of(descriptor, offset, entry.size)
+                digest = self._index.digests[entry.inode] = digest_of(descriptor, offset, entry.size)
             except OSError as error:
                 raise ServerError(f"{entry.path}: {reason(error)}") from error
-        return digests[entry.inode]
+        return digest
 
     async def close(self) -> None:
         """Free the files. Readers must be closed. Idempotent.

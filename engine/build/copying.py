@@ -24,7 +24,19 @@ from engine._fast.assemble import Assembly
 from engine._fast.tar import ArchiveError, Reader
 from engine.build.context import Context
 from engine.build.ignore import Patterns, glob, has_wildcards
-from engine.build.trees import CHARACTER, DIRECTORY, FILE, LINK, DirectoryTree, Entry, File, Tree, clean, source_path
+from engine.build.trees import (
+    CHARACTER,
+    DIRECTORY,
+    FILE,
+    LARGE,
+    LINK,
+    DirectoryTree,
+    Entry,
+    File,
+    Tree,
+    clean,
+    source_path,
+)
 from engine.errors import InvalidParameter, NotFound, ServerError, reason, reason_with_file
 from engine.images.layers import Extraction, Hashing, extract, extract_and_hash
 from engine.storage.compression import MAGIC, Inflated, compression_of
@@ -33,10 +45,10 @@ from engine.system import files
 from engine.system.threads import checkpoint
 
 _BATCH = 256
-"""Entries whose headers are made at a time."""
+"""Entries whose headers are made, or which are digested, at a time."""
 _BLOCK = 512
 _LARGE = 4 << 20
-"""Bytes of a file, or of an archive to unpack."""
+"""Bytes of files, or of an archive to unpack."""
 _HARD_LINK = "1"
 _WHITEOUT = ".wh."
 _MAX_MAJOR, _MAX_MINOR = 0xFFF, 0xFFFFF
@@ -152,8 +164,9 @@ def _selection(pieces: list[Piece], instruction: str, *, destination_is_director
 def _digest(piece: Piece) -> str:
     """The digest of a piece, without times."""
     parts = [b"archive" if piece.unpack else b"file" if piece.single else b"dir"]
-    for path, entry in piece.entries:
-        checkpoint()
+    for number, (path, entry) in enumerate(piece.entries):
+        if not number % _BATCH or entry.size > LARGE:
+            checkpoint()
         parts.append(
             f"{path}\0{entry.kind}{entry.mode:o}\0{entry.target}\0{entry.major}:{entry.minor}\0".encode(
                 "utf-8", "surrogateescape"
@@ -206,26 +219,28 @@ class _Choice:
             self.excluded = True
         elif entry.kind == DIRECTORY:
             top = entry if entry.path else None
-            self.pieces.append(Piece(self._tree, tuple(self._below(entry.path, "")), owners=self._owners, top=top))
+            self.pieces.append(Piece(self._tree, tuple(self._below(entry.path)), owners=self._owners, top=top))
         else:
             archive = self._unpack and entry.kind == FILE and is_archive(self._tree, entry)
             self.pieces.append(Piece(self._tree, ((name, entry),), True, archive, self._owners))
 
-    def _below(self, directory: str, prefix: str) -> Iterator[tuple[str, Entry]]:
-        """What is below a directory and not excluded, by its path with a prefix."""
+    def _below(self, directory: str) -> Iterator[tuple[str, Entry]]:
+        """What is below a directory and not excluded, by its path there."""
+        if not self._exclude:
+            yield from self._tree.walk(directory)
+            return
         held: list[tuple[str, Entry]] = []
         for path, entry in self._tree.walk(directory):
-            named = prefix + path
-            while held and not named.startswith(held[-1][0] + "/"):
+            while held and not path.startswith(held[-1][0] + "/"):
                 held.pop()
-            if self._exclude.excluded(named):
+            if self._exclude.excluded(path):
                 # Something below it may be included again.
                 if entry.kind == DIRECTORY and self._exclude.again:
-                    held.append((named, entry))
+                    held.append((path, entry))
                 continue
             yield from held
             held.clear()
-            yield named, entry
+            yield path, entry
 
     def _matches(self, pattern: str) -> list[str]:
         """Paths that match, sorted. Links before the first wildcard are followed, no others."""
@@ -281,7 +296,7 @@ class _Choice:
         prefix = f"{top.path}/" if top.path else ""
         chosen: dict[str, Entry] = {}
         if not path:
-            return tuple(self._below(top.path, ""))
+            return tuple(self._below(top.path))
         if has_wildcards(path):
             try:
                 matches = glob(path, deep=True)
@@ -523,8 +538,8 @@ class Stream:
         new directories. `epoch`: seconds of SOURCE_DATE_EPOCH, later times become this one.
         """
         assert place.is_directory or not selection.needs_directory
-        self.large = any(entry.size >= _LARGE for piece in selection.pieces for _, entry in piece.entries)
-        """True if a file of the selection is worth a second thread."""
+        self.large = sum(entry.size for piece in selection.pieces for _, entry in piece.entries) >= _LARGE
+        """True if the files of the selection are worth a second thread."""
         self._root = root
         self._place = place
         self._owner = owner
@@ -772,7 +787,7 @@ class _Hashed:
 
 
 def lay_out(ingest: Ingest, stream: Stream) -> Extraction:
-    """Extract a stream and close it. As `layers.extract_and_hash`, but a stream with large files is
+    """Extract a stream and close it. As `layers.extract_and_hash`, but a large stream is
     hashed in another thread meanwhile. Blocking.
     """
     try:

@@ -54,7 +54,7 @@ import msgspec
 
 from engine.build.caches import NamedLock, named_lock
 from engine.build.context import OFFSET_BITS, Context, Index, no_room, room
-from engine.build.trees import DIRECTORY, FILE, Hashing, clean
+from engine.build.trees import DIRECTORY, FILE, Entry, Hashing, clean
 from engine.errors import InvalidParameter, ServerError, reason, reason_with_file, words
 from engine.system import files
 from engine.system.tasks import spawn
@@ -88,7 +88,7 @@ _USED_NS = 3600 * 10**9
 """Steps in which the time of a record's last use is written."""
 _BLOCK = 256
 """Records that are decoded at once: a thread holds the GIL for so long."""
-_BATCH = 512 << 10
+_BATCH = 1 << 20
 """Bytes that are passed to a thread at once."""
 _TICK_NS = 20_000_000
 """More than a step of a file system's clock: changes within it may leave one time."""
@@ -295,6 +295,7 @@ class KeptContexts:
 
     def keep(self, key: str, what: str, records: list[Record], begun: int, fresh: int, size: int) -> None:
         """Keep what a transfer that has `begun` then has listed and received, in the background.
+        `records`: none of them if the transfer has found all of them as they are.
         `fresh`: the file with what it has received, which belongs to this from now on, and its
         size.
         """
@@ -323,6 +324,10 @@ class KeptContexts:
         disk = os.statvfs(self._directory)
         budget = max(BUDGET, disk.f_blocks * disk.f_frsize // SHARE)
         directory = self._directory / key
+        if not records:
+            with contextlib.suppress(FileNotFoundError):  # another build has removed it
+                os.utime(directory / _INDEX)
+            return _Kept(self._held[key].size, budget)
         index = self._read(key)
         now = time.time_ns()
         known = {record.file.path: record for record in index.records if now - record.used < UNUSED_NS}
@@ -642,6 +647,9 @@ class _Look:
     def complete(self, number: int, *, whole: bool) -> None:
         raise AssertionError(f"file {number} was not asked for: {whole}")
 
+    def full(self) -> bool:
+        return False
+
     async def drained(self) -> None:
         pass
 
@@ -675,12 +683,15 @@ class Transfer:
     def _begin(self) -> None:
         """Begin the list."""
         self._reading = time.time_ns()
+        self._recent = self._reading - _USED_NS
+        self._news = False
+        """The records are not as they were: the next transfer should find what this one has."""
         self._index = Index(links_out=True)
         self._listed: list[Record] = []
         """Files whose content was not asked for."""
         self._unchanged: set[str] = set()
         """Directories in which nothing was renamed since the last transfer."""
-        self._last = b""
+        self._last = ""
         self._incoming: dict[int, _Incoming] = {}
         self._asked: dict[bytes, Listed] = {}
         """Files whose content was asked for, by their STATs."""
@@ -735,6 +746,7 @@ class Transfer:
             stat: record for stat, record in self._received.items() if stat not in changed and stat not in twins
         }
         self._begin()
+        self._news = True
 
     # --- in the order of the client's packets -----------------------------------------------------
 
@@ -751,6 +763,8 @@ class Transfer:
         if file.kind == DIRECTORY and _identifies(file.mtime, record.used):
             self._unchanged.add(file.path)
         self._listed.append(record)
+        if record.used < self._recent or file.mtime >= record.used - RACY_NS:
+            self._news = True
         return True
 
     def add(self, number: int, stat: bytes, file: Listed) -> bool:
@@ -760,6 +774,7 @@ class Transfer:
         if file.kind != FILE or not file.size:
             self._place(file, 0, b"")
             self._listed.append(Record(stat, file, self._begun))
+            self._news = True
             return False
         slot = 1 if self._key and _identifies(file.mtime, self._begun) else 0
         inode = slot << OFFSET_BITS | self._ends[slot]
@@ -769,19 +784,25 @@ class Transfer:
         self._place(file, inode, b"")
         self._incoming[number] = _Incoming(file, stat, inode)
         self._asked[stat] = file
+        self._news = True
         return True
 
     def _place(self, file: Listed, inode: int, digest: bytes) -> None:
-        order = os.fsencode(file.path.replace("/", "\0"))
-        if order <= self._last:
-            raise InvalidParameter(f"build context: {file.path} is not in the order of the list")
+        path = file.path
+        order = path.replace("/", "\0")
+        # Of text, its order is that of its bytes. They decide for names that are no text.
+        if order <= self._last and os.fsencode(order) <= os.fsencode(self._last):
+            raise InvalidParameter(f"build context: {path} is not in the order of the list")
         self._last = order
-        parent, _, name = file.path.rpartition("/")
         seconds = file.mtime // 10**9 * 10**9  # as in an archive
-        whiteout = name.startswith(".wh.") or "/.wh." in file.path
+        entry = Entry(path, file.kind, file.mode, file.uid, file.gid, file.size, seconds, "", file.xattrs, 0, 0, inode)
+        if self._index.put(entry, digest):
+            return
+        parent, _, name = path.rpartition("/")
+        whiteout = name.startswith(".wh.") or "/.wh." in path
         self._index.add(
             (
-                *(file.path, parent, whiteout, file.kind, file.mode, file.uid, file.gid, file.size, seconds),
+                *(path, parent, whiteout, file.kind, file.mode, file.uid, file.gid, file.size, seconds),
                 *(file.target, file.xattrs, 0, 0, inode, file.size, None, digest or None),
             )
         )
@@ -797,10 +818,13 @@ class Transfer:
         if not whole:
             self._broken.add(incoming.stat)
 
+    def full(self) -> bool:
+        """No more content may be written before `drained`."""
+        return self._batched >= _BATCH
+
     async def drained(self) -> None:
-        """Wait until the disk has taken enough. Raises ServerError."""
-        if self._batched >= _BATCH:
-            await self._flush()
+        """Wait until the disk has taken what came before. Raises ServerError."""
+        await self._flush()
 
     async def _flush(self) -> None:
         await self._written()
@@ -820,28 +844,33 @@ class Transfer:
 
     def _write(self, batch: list[tuple[_Incoming, bytes | memoryview]]) -> None:
         """In a thread."""
-        left = room(self._descriptors[0])
+        if sum(len(data) for _, data in batch) > room(self._descriptors[0]):
+            raise no_room(self._contexts.temporary)
+        # Each system call and each digest releases the GIL, which takes long to get back.
+        pieces: dict[_Incoming, list[bytes | memoryview]] = {}
         for incoming, data in batch:
-            left -= len(data)
-            if left < 0:
-                raise no_room(self._contexts.temporary)
-            incoming.hashing.update(data)
-            slot, offset = incoming.inode >> OFFSET_BITS, incoming.inode & (1 << OFFSET_BITS) - 1
-            _write(self._descriptors[slot], memoryview(data), offset + incoming.written)
-            incoming.written += len(data)
-            if incoming.written == incoming.file.size:
-                digest = self._index.digests[incoming.inode] = incoming.hashing.digest()
-                segment = _FRESH if slot else _PASSING
-                self._received[incoming.stat] = Record(
-                    *(incoming.stat, incoming.file, self._begun, segment, offset, digest)
-                )
+            pieces.setdefault(incoming, []).append(data)
+        for incoming, parts in pieces.items():
+            self._append(incoming, parts[0] if len(parts) == 1 else b"".join(parts))
+
+    def _append(self, incoming: _Incoming, data: bytes | memoryview) -> None:
+        incoming.hashing.update(data)
+        slot, offset = incoming.inode >> OFFSET_BITS, incoming.inode & (1 << OFFSET_BITS) - 1
+        _write(self._descriptors[slot], memoryview(data), offset + incoming.written)
+        incoming.written += len(data)
+        if incoming.written == incoming.file.size:
+            digest = self._index.digests[incoming.inode] = incoming.hashing.digest()
+            segment = _FRESH if slot else _PASSING
+            self._received[incoming.stat] = Record(
+                *(incoming.stat, incoming.file, self._begun, segment, offset, digest)
+            )
 
     async def _finish(self) -> Context:
         # Zeros at the end were not written.
         await uninterrupted(asyncio.to_thread(self._extend))
         if self._key:
             fresh = os.dup(self._descriptors[1])
-            records = [*self._listed, *self._received.values()]
+            records = [*self._listed, *self._received.values()] if self._news else []
             self._contexts.keep(self._key, self._what, records, self._begun, fresh, self._ends[1])
         key, self._key = self._key, ""
         descriptors, self._descriptors = self._descriptors, []

@@ -136,7 +136,7 @@ def changing(directory: Path, aside: Path, seed: int, pause: float) -> Iterator[
         thread.join()
 
 
-@pytest.mark.parametrize("rounds", [6, *nightly(60)])
+@pytest.mark.parametrize("rounds", [6, *nightly(20)])
 def test_files_that_change_all_the_time(rounds: int, project: Project, tmp_path: Path) -> None:
     seed = random.randrange(1 << 30)
     for number in range(40):
@@ -324,7 +324,7 @@ def test_the_daemon_is_killed(where: str, tmp_path: Path) -> None:
         cleared(engine)
 
 
-@pytest.mark.parametrize("rounds", [3, *nightly(25)])
+@pytest.mark.parametrize("rounds", [3, *nightly(10)])
 def test_both_are_killed_at_random_instants(rounds: int, tmp_path: Path) -> None:
     """The client first, or the daemon, at any time of a build."""
     seed = random.randrange(1 << 30)

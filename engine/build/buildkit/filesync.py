@@ -41,7 +41,7 @@ FILES_LIMIT = 1_000_000
 """Files in one list."""
 _DATA_BEGINS, _ID_TAG, _DATA_TAG = b"\x08\x02", 0x18, 0x22
 """Type 2, and the tags of the two fields that follow."""
-_AT_ONCE = 32
+_AT_ONCE = 128
 """Packets after which other tasks have a turn."""
 _HARD_LINK = "1"
 
@@ -80,6 +80,9 @@ class Receiver(Protocol):
         it has changed, or the client cannot read it.
         """
 
+    def full(self) -> bool:
+        """No more content may be written before `drained`."""
+
     async def drained(self) -> None:
         """Wait until more content may be written."""
 
@@ -117,6 +120,9 @@ class InMemory:
     def complete(self, number: int, *, whole: bool) -> None:
         if not whole:
             raise InvalidParameter(f"{self._name}: the size of {self._paths[number]} changed while it was read")
+
+    def full(self) -> bool:
+        return False
 
     async def drained(self) -> None:
         pass
@@ -174,9 +180,15 @@ class _Copy:
     async def run(self) -> None:
         turn = 0
         while self._unrequested or self._requested or not self._all_listed:
-            await self._request()
-            await self._receiver.drained()
-            self._take(await self._next())
+            if self._unrequested:
+                await self._request()
+            if self._receiver.full():
+                await self._receiver.drained()
+            message = self._stream.received()
+            if message is None:
+                message = await self._next()
+            self._received(len(message))
+            self._take(message)
             turn += 1
             if not turn % _AT_ONCE:
                 await asyncio.sleep(0)
@@ -201,7 +213,6 @@ class _Copy:
         message = await self._stream.receive()
         if message is None:
             raise InvalidParameter(f"{self._name}: the client ended the copy too early")
-        self._received(len(message))
         return message
 
     def _packet(self, message: bytes) -> Packet:

@@ -162,6 +162,12 @@ class Stream:
                 await self._readable
             finally:
                 self._readable = None
+        return self.received()
+
+    def received(self) -> bytes | None:
+        """The next message, if it has arrived."""
+        if not self._messages:
+            return None
         message = self._messages.popleft()
         self._taken += len(message) + _PREFIX.size
         # Both sides would wait for ever in a window that is too small for the next message.

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.build import context
-from engine.build.context import Context, of_directory, receive
+from engine.build.context import Context, Index, of_directory, receive
 from engine.build.trees import Entry
 from engine.errors import InvalidParameter, NotFound, ServerError
 from tests.support.engine.descriptors import none_left_open
@@ -583,3 +583,42 @@ def test_two_at_once(tmp_path: Path) -> None:
             await each.close()
 
     asyncio.run(run())
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(("a", "b", ".wh.c")), min_size=1, max_size=3).map("/".join),
+            st.sampled_from(("0", "5", "2", "6")),
+            st.integers(0, 2),
+            st.sampled_from(((), ((b"user.x", b"1"),))),
+        ),
+        max_size=12,
+    )
+)
+def test_what_is_put_is_what_is_added(
+    members: list[tuple[str, str, int, tuple[tuple[bytes, bytes], ...]]],
+) -> None:
+    """`Index.put` has `add`'s effect or none."""
+    both = Index(links_out=True), Index(links_out=True)
+    for path, kind, content, xattrs in members:
+        size = content if kind == "0" else 0
+        digest = b"%d" % size
+        parent = path.rpartition("/")[0]
+        entry = Entry(path, kind, 0o640, 1, 2, size, 3, "", xattrs, 0, 0, 10 + size if size else 0)
+        whiteout = ".wh." in path
+        member: Any = (
+            *(path, parent, whiteout, kind, 0o640, 1, 2, size, 3, "t" if kind == "2" else ""),
+            *(xattrs, 0, 0, 10 + size, size, None, digest),
+        )
+        outcomes = []
+        for index, puts in zip(both, (True, False), strict=True):
+            try:
+                if not puts or not index.put(entry, digest):
+                    index.add(member)
+                outcomes.append("")
+            except InvalidParameter as error:
+                outcomes.append(error.message)
+        assert outcomes[0] == outcomes[1]
+        assert both[0].entries == both[1].entries and both[0].children == both[1].children
+        assert both[0].digests == both[1].digests and both[0]._members == both[1]._members

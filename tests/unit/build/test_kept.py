@@ -72,7 +72,8 @@ class Client:
             content = contents(self.tree).get(path, b"") if path not in self.unreadable else b""
             for at in range(0, min(len(content), size), 32768):
                 receiver.write(number, content[at : min(at + 32768, size)])
-                await receiver.drained()
+                if receiver.full():
+                    await receiver.drained()
             receiver.complete(number, whole=len(content) == size)
 
 
@@ -167,6 +168,30 @@ def test_only_changes_are_sent(tmp_path: Path) -> None:
         fewer = {path: node for path, node in TREE.items() if path != "d/large"}
         assert (await store.build(fewer)).contents == contents(fewer)
         assert (await store.build({**TREE, "new": b"1"})).asked == ["new"]
+
+    run(work, tmp_path)
+
+
+def test_nothing_is_written_when_nothing_is_new(tmp_path: Path) -> None:
+    """Only the time of the last use is, by which prune chooses."""
+
+    async def work(store: Store) -> None:
+        await store.build(TREE)
+        index = store.directory / KEY / "index"
+        os.utime(index, (1, 1))
+        before = index.stat()
+        await store.build(TREE)
+        after = index.stat()
+        assert after.st_ino == before.st_ino and after.st_mtime > before.st_mtime
+        await store.build({**TREE, "link": Node(mode=LINK | 0o777, target="b")})
+        assert index.stat().st_ino != before.st_ino
+        async with store.contexts.transfer(KEY, "words", "one") as transfer:
+            store.contexts._remove(KEY)
+            context = await transfer.receive(Client(TREE).copy)
+        await context.close()
+        await store.contexts.close()
+        assert not store.files
+        assert (await store.build(TREE)).asked == ["a", "d/large", "d/zeros"]
 
     run(work, tmp_path)
 

@@ -48,6 +48,9 @@ class Copied:
         assert whole == (len(content) == self.files[path].size)
         self.contents[path] = bytes(content)
 
+    def full(self) -> bool:
+        return len(self.contents) % 2 == 1
+
     async def drained(self) -> None:
         pass
 
@@ -182,6 +185,12 @@ FILE, END = field(2, Node(b"abc").stat("f")), field(1, 0)
 def test_clients_that_break_the_protocol(sent: tuple[bytes, ...], kind: type[EngineError], words: str) -> None:
     with pytest.raises(kind, match=words):
         synced(packets(*sent))
+
+
+def test_the_end_of_the_list_as_clients_encode_it() -> None:
+    """Without its fields, as these have the default values: an empty message."""
+    sent = (FILE, b"", field(1, 2) + field(4, "abc"), field(1, 2), field(1, 3))
+    assert synced(packets(*sent)).contents == {"f": b"abc"}
 
 
 @pytest.mark.parametrize("data", ["", "ab", "abcd", "abc abc"])
