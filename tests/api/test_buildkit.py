@@ -78,7 +78,9 @@ def test_a_build(builder: TempEngine) -> None:
     run = built.vertex(f"[3/3] RUN echo {word} yes; echo problem >&2")
     assert (run.log, run.errors, run.cached) == (f"{word} yes\n".encode(), b"problem\n", False)
     exported = built.vertex("exporting to image").statuses
-    assert exported == {"exporting layers": True, f"writing image {digest}": True} | {f"naming to {tag}": True for tag in tags.split(",")}
+    assert exported == {"exporting layers": True, f"writing image {digest}": True} | {
+        f"naming to {tag}": True for tag in tags.split(",")
+    }
     assert builder.docker("run", "--rm", "one:1").out == "content"
     assert builder.docker("run", "--rm", "one:1", "ls", "/data").out.split() == ["a", "b"]
 
