@@ -203,13 +203,16 @@ def file_system(name: str, known: Path = Path("/proc/filesystems"), modules: Pat
     return Finding(f"{name} file system", built_in or loadable, text, f"modprobe {name}, or boot a kernel that has it")
 
 
-def control_groups(hierarchies: Cgroups) -> Iterator[Finding]:
+def control_groups(hierarchies: Cgroups, known: Path = Path("/proc/cgroups")) -> Iterator[Finding]:
     """The hierarchies and the controllers that limits need."""
     fix = "mount cgroup2 at /sys/fs/cgroup, or boot with systemd.unified_cgroup_hierarchy=1"
     yield Finding("cgroups", hierarchies.mode != "none", hierarchies.mode, fix)
     if hierarchies.mode != "none":
         missing = ", ".join(hierarchies.missing)
-        if hierarchies.withheld:
+        if off := [name for name in hierarchies.missing if name in _disabled(known)]:
+            names = ",".join(off)
+            fix = f"boot without cgroup_disable={names}, or with cgroup_enable={names} if it is off by default"
+        elif hierarchies.withheld:
             fix = (
                 f"move the processes in {hierarchies.unified}/cgroup.procs into a child cgroup: "
                 "cgroup v2 limits no children of a cgroup that has processes itself"
@@ -224,6 +227,15 @@ def control_groups(hierarchies: Cgroups) -> Iterator[Finding]:
         driver = scopes.driver((), hierarchies.mode)
         text = driver + (f"; {wanted}" if wanted else "")
         yield Finding("cgroup driver", not wanted, text, "apt install dbus, or systemctl start dbus.socket")
+
+
+def _disabled(known: Path) -> set[str]:
+    """Controllers that the kernel has and does not offer, cgroups(7); `io` is `blkio` there."""
+    try:
+        rows = [line.split() for line in known.read_text().splitlines() if not line.startswith("#")]
+    except OSError:
+        return set()
+    return {"io" if row[0] == "blkio" else row[0] for row in rows if len(row) == 4 and row[3] == "0"}
 
 
 def runtime() -> Finding:

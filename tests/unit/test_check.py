@@ -85,6 +85,12 @@ def test_cgroups_and_file_systems(tmp_path: Path) -> None:
     )
     assert [row.ok for row in rows] == [True, False, not (scopes.BOOTED.is_dir() and scopes.lacks())]
     assert "memory" in rows[1].text and "cgroup.procs" in rows[1].fix, "there is a cpu controller, but none below"
+    kernel = tmp_path / "cgroups"
+    kernel.write_text("#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t0\t9\t1\nmemory\t0\t9\t0\n")
+    without_memory = frozenset({"cpu.max", "cpuset.cpus", "io.max", "pids.max"})
+    off = Cgroups(mode="v2", controllers={}, unified="/x", unified_files=without_memory)
+    row = list(check.control_groups(off, kernel))[1]
+    assert row.text == "missing: memory" and row.fix.startswith("boot without cgroup_disable=memory, ")
     known = tmp_path / "filesystems"
     known.write_text("nodev\tsysfs\n\text4\nnodev\toverlay\n")
     assert check.file_system("overlay", known, tmp_path).ok
