@@ -28,6 +28,7 @@ from engine.containers.containers import Containers
 from engine.containers.lifecycle import State
 from engine.containers.usage import Sizes
 from engine.images.store import ImageStore
+from engine.system.tasks import shield
 from engine.volumes.store import VolumeStore
 from engine.wire.containers import ContainerSummary
 from engine.wire.images import ImageSummary
@@ -95,7 +96,7 @@ class Usages:
         if running is None:
             running = self._running[kind] = asyncio.ensure_future(compute())
             running.add_done_callback(lambda done: self._done(kind, done))
-        return await asyncio.shield(running)
+        return await shield(running)
 
     def _done(self, kind: Kind, done: asyncio.Task[Any]) -> None:
         del self._running[kind]

@@ -46,6 +46,7 @@ from engine.build.steps import base, copy, meta, run
 from engine.build.trees import Tree
 from engine.errors import InvalidParameter
 from engine.images.instructions.records import Add, Copy, Instruction, Run
+from engine.system.tasks import shield
 from engine.system.threads import cancelled
 from engine.wire.images import Platform
 
@@ -285,7 +286,7 @@ class Build:
             raise InvalidParameter(f"circular dependency detected on stage: {name}")
         if index not in self._results:
             self._start_late(index, log)
-        return await asyncio.shield(self._results[index])
+        return await shield(self._results[index])
 
     def _needs(self, index: int, other: int) -> bool:
         """True if the stage `index` is `other`, or waits for it, directly or not."""

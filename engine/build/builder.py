@@ -51,7 +51,7 @@ from engine.images.archive import ARCHITECTURE
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.storage.records import Records
-from engine.system.tasks import spawn
+from engine.system.tasks import shield, spawn
 from engine.system.threads import cancelled
 from engine.wire.build import PruneReport
 
@@ -146,7 +146,7 @@ class Builder:
             try:
                 async for report in opening.read():
                     yield report
-                build = await asyncio.shield(ready)
+                build = await shield(ready)
                 async for report in build.reports():
                     yield report
                 await working

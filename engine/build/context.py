@@ -44,6 +44,7 @@ from engine.images import layers
 from engine.storage.compression import MAGIC, Inflated, compression_of
 from engine.system import files
 from engine.system.feed import Feed
+from engine.system.tasks import shield
 from engine.system.threads import Helper, become_batch, in_own_thread, uninterrupted
 
 MAX_MEMBERS = 500_000
@@ -448,7 +449,7 @@ async def receive(
         try:
             working = in_own_thread(receiving.run)
             try:
-                size = await asyncio.shield(working)
+                size = await shield(working)
             except OSError as error:
                 raise ServerError(f"receiving a build context into {directory}: {reason(error)}") from error
             finally:

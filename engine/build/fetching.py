@@ -29,6 +29,7 @@ from engine.errors import InvalidParameter, NotFound, ServerError, reason
 from engine.images.remote import Remote
 from engine.system import files
 from engine.system.feed import Feed
+from engine.system.tasks import shield
 from engine.system.threads import in_own_thread, uninterrupted
 
 UNNAMED = "__unnamed__"
@@ -133,7 +134,7 @@ async def _written(body: AsyncIterator[bytes], spool: int, meter: Meter) -> tupl
     async with contextlib.aclosing(metered()) as chunks:
         feeding = asyncio.ensure_future(feed.feed(chunks))
         try:
-            return await asyncio.shield(writing)
+            return await shield(writing)
         except OSError as error:
             raise ServerError(f"writing the file: {reason(error)}") from error
         finally:

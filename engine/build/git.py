@@ -41,6 +41,7 @@ from engine.errors import (
     reason_with_file,
 )
 from engine.system import files, sealed
+from engine.system.tasks import shield
 from engine.system.threads import in_own_thread, uninterrupted
 
 # --- sources --------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ async def checkout(
         work = _Work(source, place, stop, agent, limits)
         fetching = in_own_thread(work.run)
         try:
-            found = await asyncio.shield(fetching)
+            found = await shield(fetching)
         except asyncio.CancelledError:
             stop.set()
             with contextlib.suppress(EngineError):

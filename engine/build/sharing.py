@@ -17,6 +17,7 @@ from pathlib import Path
 
 from engine.build.output import Log
 from engine.build.state import State
+from engine.system.tasks import shield
 from engine.system.threads import cancelled, uninterrupted
 
 Make = Callable[[Log], Awaitable[State]]
@@ -54,7 +55,7 @@ class SharedSteps:
         log.follow(run.log)
         run.waiting += 1
         try:
-            return await asyncio.shield(run.task)
+            return await shield(run.task)
         finally:
             run.waiting -= 1
             if not run.waiting and not run.task.done():

@@ -36,7 +36,7 @@ from engine.errors import EngineError, Forbidden, InvalidParameter, NotAttachabl
 from engine.manager.frames import Connection
 from engine.manager.messages import Assigned, Attach, Attached, Detach
 from engine.networks.attachments import Lent
-from engine.system.tasks import spawn
+from engine.system.tasks import shield, spawn
 from engine.system.threads import cancelled
 from engine.wire.containers import EndpointSettings
 
@@ -281,7 +281,7 @@ class Attaching:
         """A new attachment. A caller that is cancelled has it given back."""
         asking = asyncio.ensure_future(self._ask(ask))
         try:
-            return await asyncio.shield(asking)
+            return await shield(asking)
         except asyncio.CancelledError:
             asking.add_done_callback(self._not_wanted)
             raise

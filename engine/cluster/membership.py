@@ -51,7 +51,7 @@ from engine.errors import (
 )
 from engine.manager.frames import Connection
 from engine.manager.messages import Begin, Change, Done, Joined, LogLine, Peer, Renewed, Session
-from engine.system.tasks import spawn
+from engine.system.tasks import shield, spawn
 from engine.system.threads import cancelled, uninterrupted, whole
 
 if TYPE_CHECKING:
@@ -387,7 +387,7 @@ class Membership:
             self._drive()
         try:
             async with asyncio.timeout(JOIN_LIMIT):
-                await asyncio.shield(outcome)
+                await shield(outcome)
         except EngineError:
             if self._driving is not None:  # the client may ask at once what this node is
                 await asyncio.wait([self._driving], timeout=CLEANING)

@@ -28,6 +28,7 @@ from engine.images.credentials import registry_auth
 from engine.images.reference import Reference
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
+from engine.system.tasks import shield
 from engine.system.threads import cancelled, in_own_thread
 
 FRESH = 5.0
@@ -84,7 +85,7 @@ class Pulls:
             task.add_done_callback(lambda done: self._running.pop(key, None))
         pull.waiting += 1
         try:
-            refusal = await asyncio.shield(pull.task)
+            refusal = await shield(pull.task)
         finally:
             pull.waiting -= 1
             if not pull.waiting and not pull.task.done():

@@ -52,6 +52,7 @@ from engine.runtime import users
 from engine.storage.compression import MAGIC, Inflated, compression_of
 from engine.system import detached_mounts, files, mounts
 from engine.system.feed import Feed, skip
+from engine.system.tasks import shield
 from engine.system.threads import uninterrupted
 from engine.system.user_namespaces import IdMap, IdRanges
 from engine.wire.containers import PathChange, PathStat
@@ -353,7 +354,7 @@ class Archive:
         if self._next is None:
             raise StopAsyncIteration
         try:
-            chunk = await asyncio.shield(self._next)
+            chunk = await shield(self._next)
         except OSError as error:
             raise ServerError(f"{self._what}: {error.filename}: {error.strerror}") from error
         if len(chunk) == _CHUNK:

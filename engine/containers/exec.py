@@ -41,7 +41,7 @@ from engine.monitor.handles import Client, Exit, LaunchFailed
 from engine.runtime import oci, users
 from engine.runtime.runtimes import Runtimes
 from engine.system.grace_period import GracePeriod
-from engine.system.tasks import spawn
+from engine.system.tasks import shield, spawn
 from engine.wire import oci as oci_wire
 from engine.wire.exec import ExecCreate, ExecInspect, ProcessConfig
 
@@ -240,7 +240,7 @@ class Execs:
             start = asyncio.ensure_future(self._start_probe(record.id, theirs))
             self._probes.add(start)
             start.add_done_callback(self._probe_started)
-            started_at = await asyncio.shield(start)
+            started_at = await shield(start)
             timed_out = not (await asyncio.wait({ended}, timeout=timeout))[0]
             if timed_out:
                 self._kill(record.id)

@@ -26,6 +26,7 @@ from engine.errors import EngineError, ServerError
 from engine.monitor.handles import Process
 from engine.system import detached_mounts, files, host_paths, namespaces
 from engine.system.detached_mounts import MountNamespace
+from engine.system.tasks import shield
 from engine.system.threads import uninterrupted
 
 
@@ -80,7 +81,7 @@ async def engine_mounts(container: Container, *, mapped: bool) -> AsyncIterator[
         # not `spawn`: awaited below, and its failure is raised
         cloning = asyncio.create_task(_cloned(sources.values(), process, inside, parts.snapshots.mount_namespace))
         try:
-            yield await asyncio.shield(cloning)
+            yield await shield(cloning)
         finally:
             try:
                 await uninterrupted(asyncio.wait([cloning]))

@@ -37,7 +37,7 @@ from engine.containers.container import Container
 from engine.errors import ServerError, words
 from engine.runtime.cgroups import Cgroups
 from engine.system import limits
-from engine.system.tasks import spawn
+from engine.system.tasks import shield, spawn
 from engine.system.threads import Threads
 from engine.times import ZERO, rfc3339
 from engine.wire.stats import (
@@ -419,7 +419,7 @@ class Statistics:
         watched.streams.add(stream)
         try:
             if watched.opening is not None:
-                await asyncio.shield(watched.opening)
+                await shield(watched.opening)
         except BaseException:
             self._leave(watched, stream)
             raise

@@ -38,6 +38,7 @@ from engine.images.reference import Reference
 from engine.images.spans import Span, compression
 from engine.system import files
 from engine.system.feed import one_body
+from engine.system.tasks import shield
 from engine.system.threads import uninterrupted
 from engine.wire.images import ArchiveItem, Descriptor, History, ImageConfig, LegacyLayer, Manifest, Platform
 
@@ -111,7 +112,7 @@ async def received(body: AsyncIterator[bytes], directory: Path, threads: layers.
                 stop = threading.Event()
                 inflating = asyncio.ensure_future(threads.work(layers.inflate, span, kind, plain, stop))
                 try:
-                    size = await asyncio.shield(inflating)
+                    size = await shield(inflating)
                 finally:
                     stop.set()  # when cancelled: the thread still uses our descriptors
                     await uninterrupted(asyncio.wait([inflating]))

@@ -27,6 +27,7 @@ from engine.images.spans import Incoming, Span, SpanReader, compression, new_pro
 from engine.storage.compression import Inflated
 from engine.storage.snapshots import Ingest, Layer, Snapshots
 from engine.system import files
+from engine.system.tasks import shield
 from engine.system.threads import Helper, Threads, abandonable, become_batch, in_own_thread, uninterrupted
 
 T = TypeVar("T")
@@ -300,7 +301,7 @@ class Layers:
         stop = threading.Event()
         work = self._extracting.run(sealing.seal, ingest, below, drop, stop, implied)
         try:
-            sealed = await asyncio.shield(work)
+            sealed = await shield(work)
         finally:
             stop.set()
             try:
@@ -368,7 +369,7 @@ class Layers:
         task = asyncio.create_task(self._make(chain_id, diff_id, parent, span, below, report, work, allowance))
         ours = self._making[chain_id] = _Making(task, waits=isinstance(span, Incoming))
         try:
-            return await asyncio.shield(task)
+            return await shield(task)
         finally:
             # Its threads read the caller's descriptor, so a cancelled caller stops them and waits
             # for them.

@@ -29,6 +29,7 @@ from engine.images.spans import Span
 from engine.storage.compression import MAGIC, Inflated, compression_of
 from engine.system import files
 from engine.system.feed import Feed
+from engine.system.tasks import shield
 from engine.system.threads import in_own_thread, uninterrupted
 
 MAX_EARLY = 1000
@@ -66,7 +67,7 @@ async def received(
         try:
             walking = in_own_thread(receiving.run)
             both.append(walking)
-            size = await asyncio.shield(walking)
+            size = await shield(walking)
         except OSError as error:
             raise ServerError(f"receiving an archive into {directory}: {reason(error)}") from error
         finally:

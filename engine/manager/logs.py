@@ -37,6 +37,7 @@ from engine.manager.frames import Connection
 from engine.manager.messages import Ended, Follow, LogLine, LogLines, ReadLogs
 from engine.manager.states import NodeState, TaskState
 from engine.manager.store import Event, Store
+from engine.system.tasks import shield
 
 ERROR = 3
 """Stream of a line that tells why something could not be read."""
@@ -253,7 +254,7 @@ class _Shared:
     async def __aenter__(self) -> Connection:
         self._users += 1
         try:
-            connection = await asyncio.shield(self._dialling)
+            connection = await shield(self._dialling)
             if connection.closed.is_set():
                 raise ConnectionError("the connection to the other manager has ended")
         except BaseException as error:

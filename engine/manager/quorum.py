@@ -19,6 +19,7 @@ from engine.manager.certificates import MANAGER_NAME
 from engine.manager.clock import Clock
 from engine.manager.kv import Etcd, EtcdError, Member
 from engine.manager.tls import PORT, Credentials
+from engine.system.tasks import shield
 
 HANDSHAKE = 1.0
 KEPT = 2.0
@@ -44,7 +45,7 @@ class Quorum:
             return self._counted[1]
         if self._counting is None or self._counting.done():
             self._counting = asyncio.ensure_future(self._count())
-        counted = await asyncio.shield(self._counting)
+        counted = await shield(self._counting)
         self._counted = self._clock.monotonic(), counted
         return counted
 

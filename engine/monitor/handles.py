@@ -139,7 +139,7 @@ class Process:
     `exit` is resolved when the process has ended and its output is drained, and not before. It is
     resolved before `on_exit` is called. It outlives the death of a monitor, but not
     `Monitor.close`: after that it stays pending. A process that ended before `Monitor.run` returned
-    is returned with `exit` resolved. Never cancel the future: await it through `asyncio.shield` or
+    is returned with `exit` resolved. Never cancel the future: await it through `tasks.shield` or
     `asyncio.wait`.
     """
 

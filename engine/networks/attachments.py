@@ -41,6 +41,7 @@ from engine.networks.ports import Published
 from engine.networks.publishing import Publishing, Request, Target
 from engine.networks.resolver import Resolver
 from engine.system import namespaces
+from engine.system.tasks import shield
 from engine.system.threads import uninterrupted
 from engine.wire.containers import EndpointSettings
 
@@ -307,7 +308,7 @@ class Attachments:
         sandbox = self._sandboxes.get(container_id)
         if sandbox is None or sandbox.opening is None:
             return ()
-        ports = await asyncio.shield(sandbox.opening)
+        ports = await shield(sandbox.opening)
         sandbox.opening = None
         return ports
 

@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from engine.networks import dns
 from engine.networks.dns import Query
+from engine.system.tasks import shield
 
 PATIENCE = 1.5
 """Seconds until a second server is asked, or the only one again."""
@@ -103,7 +104,7 @@ class Forwarder:
                 while server not in failed:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout_at(turn_ends):
-                            await asyncio.shield(news)
+                            await shield(news)
                     if not news.done():
                         self._was_silent(server)
                         if loop.time() >= end:

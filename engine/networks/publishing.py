@@ -30,7 +30,7 @@ from engine.networks.ports import Listeners, PortInUse, Ports, PortTaken, Publis
 from engine.networks.serving import Listening, Serving
 from engine.system.netfilter import NetfilterError
 from engine.system.netlink.nft import Generations
-from engine.system.tasks import spawn
+from engine.system.tasks import shield, spawn
 from engine.system.threads import cancelled
 from engine.wire.containers import PortBinding
 
@@ -140,7 +140,7 @@ class Publishing:
             self._targets[owner] = target
             opening = asyncio.ensure_future(self._in_thread(self._open, owner, target, given))
             try:
-                self._serving.begin(await asyncio.shield(opening))
+                self._serving.begin(await shield(opening))
                 break
             except PortInUse as error:
                 self._forget(owner)

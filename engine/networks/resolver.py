@@ -39,6 +39,7 @@ from engine.networks.dns import Query
 from engine.networks.forwarding import Forwarder, HostServers, Server, open_socket
 from engine.networks.names import NameTable
 from engine.system import namespaces, netfilter
+from engine.system.tasks import shield
 from engine.system.threads import Threads
 
 _log = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class Resolver:
             return
         client = self._clients[container_id] = _Client(container_id, chosen, forward)
         try:
-            await asyncio.shield(self._open(client, namespace, again))
+            await shield(self._open(client, namespace, again))
         except OSError as error:
             self.close_for(container_id)
             raise ServerError(f"container {container_id}: no resolver on {ADDRESS}: {words(error)}") from error
@@ -379,7 +380,7 @@ class Resolver:
             os.close(namespace)
             raise
         try:
-            return await asyncio.shield(making)
+            return await shield(making)
         except asyncio.CancelledError:
             making.add_done_callback(_close_unwanted)
             raise

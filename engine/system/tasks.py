@@ -7,6 +7,8 @@ its failure at once.
 Not here: tasks that their creator awaits (`asyncio.create_task`, `asyncio.TaskGroup`). Their
 failure is the creator's to handle, and `spawn` would log it a second time.
 
+`shield` waits for work that other callers wait for as well, or that goes on without its caller.
+
 Owns:    a reference to every task until it is done; the hook for failures that end the daemon.
 Threads: the event loop's alone.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from engine.errors import words
@@ -61,3 +63,31 @@ def _fatal_done(task: asyncio.Task[Any]) -> None:
     _done(task)
     if not task.cancelled() and (error := task.exception()) is not None and _on_fatal is not None:
         _on_fatal(f"{task.get_name()} failed: {error}")
+
+
+def shield(work: Awaitable[T]) -> asyncio.Future[T]:
+    """Wait for work that goes on when this caller is cancelled, as `asyncio.shield` does.
+
+    Since Python 3.14 that one reports the failure of work whose caller was cancelled as an error of
+    the loop, although other callers may have been given it. Here the failure is left to the work's
+    owner, whatever the Python.
+    """
+    inner = asyncio.ensure_future(work)
+    if inner.done():
+        return inner
+    outer: asyncio.Future[T] = inner.get_loop().create_future()
+
+    def settle(_: asyncio.Future[T]) -> None:
+        if outer.done():  # cancelled in this turn of the loop
+            if not inner.cancelled():
+                inner.exception()  # counts as retrieved
+        elif inner.cancelled():
+            outer.cancel()
+        elif (error := inner.exception()) is not None:
+            outer.set_exception(error)
+        else:
+            outer.set_result(inner.result())
+
+    inner.add_done_callback(settle)
+    outer.add_done_callback(lambda _: inner.remove_done_callback(settle))
+    return outer

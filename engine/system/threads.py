@@ -38,6 +38,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from engine.errors import ServerError
+from engine.system.tasks import shield
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -437,7 +438,7 @@ async def abandonable(run: Callable[..., asyncio.Future[T]], function: Callable[
 
     working = run(work)
     try:
-        return await asyncio.shield(working)
+        return await shield(working)
     except asyncio.CancelledError:
         event.set()
         try:

@@ -76,7 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": {"containers", "images", "networks", "volumes", "logs", "manager"}
     | BELOW
     | SHARED,  # of manager only its messages
-    "usage": {"build", "containers", "images", "volumes"} | SHARED,
+    "usage": {"build", "containers", "images", "volumes", "system"} | SHARED,
     "api": {
         *("http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "plugins.managed"),
         *("monitor", "usage"),

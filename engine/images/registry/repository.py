@@ -36,6 +36,7 @@ from engine.images.registry.session import (
     read,
     shown,
 )
+from engine.system.tasks import shield
 
 T = TypeVar("T")
 
@@ -319,7 +320,7 @@ class Repository:
             done = True
         finally:
             if not done:
-                await asyncio.shield(self._cancel_upload(site, url))
+                await shield(self._cancel_upload(site, url))
 
     async def put_manifest(self, name: str, raw: bytes, media_type: str) -> None:
         """Raises Failure."""

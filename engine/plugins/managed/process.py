@@ -53,7 +53,7 @@ from engine.runtime import cgroups, users
 from engine.runtime.oci import failure_reason
 from engine.system import detached_mounts, files, limits, namespaces
 from engine.system.detached_mounts import Tree, place_beside
-from engine.system.tasks import spawn
+from engine.system.tasks import shield, spawn
 from engine.system.threads import cancelled, in_own_thread, uninterrupted
 from engine.wire import oci
 
@@ -557,7 +557,7 @@ async def _within(seconds: float, opening: Coroutine[Any, Any, int]) -> int:
     task = asyncio.ensure_future(opening)
     try:
         async with asyncio.timeout(seconds):
-            return await asyncio.shield(task)
+            return await shield(task)
     except (TimeoutError, asyncio.CancelledError):
         task.add_done_callback(_close_late)
         raise

@@ -13,6 +13,7 @@ import pytest
 
 from engine.system import tasks
 from engine.system.tasks import spawn
+from tests.support import PATIENCE
 
 
 async def _fail(reason: str) -> None:
@@ -139,3 +140,42 @@ def test_tasks_without_spawn_are_awaited_by_their_maker() -> None:
 
 _MAKES = re.compile(r"(?!group\.).*\b(create_task|ensure_future)")
 """An `asyncio.TaskGroup`, called `group`, handles failures itself."""
+
+
+def test_work_goes_on_without_its_caller(caplog: pytest.LogCaptureFixture) -> None:
+    """Its failure is its owner's: the loop reports nothing, also of Python 3.14."""
+    loop_says = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: loop_says.append(context))
+        go = asyncio.Event()
+
+        async def work(error: Exception | None) -> int:
+            await go.wait()
+            if error is not None:
+                raise error
+            return 5
+
+        for error in (None, OSError("no room")):
+            go.clear()
+            task = asyncio.ensure_future(work(error))
+            patient = asyncio.ensure_future(asyncio.wait_for(tasks.shield(task), 10 * PATIENCE))
+            gone = tasks.shield(task)
+            gone.cancel()
+            await asyncio.sleep(0)
+            assert gone.cancelled() and not task.done()
+            go.set()
+            if error is None:
+                assert await patient == 5 == await tasks.shield(task)
+            else:
+                with pytest.raises(OSError, match="no room"):
+                    await patient
+        task = asyncio.ensure_future(asyncio.Event().wait())
+        waiting = tasks.shield(task)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(run())
+    gc.collect()
+    assert not loop_says and not caplog.records
