@@ -110,9 +110,11 @@ _GRAPHS = (
     *("exec.mount.cache", "exec.mount.cache.sharing", "exec.mount.selector", "exec.mount.tmpfs"),
     *("exec.mount.secret", "constraints", "platform", "meta.ignorecache", "meta.description"),
     *("meta.exportcache", "exporter.multiple", "gc.freespacefilter", "history.filter"),
+    *("cache.gha", "cache.s3"),
 )
-"""What clients assume of an engine that says nothing about graphs. The last three are no graphs:
-clients ask here, too, for several exporters, limits of a prune and filters of the history.
+"""What clients assume of an engine that says nothing about graphs. The last five are no graphs:
+clients ask here, too, for several exporters, limits of a prune and filters of the history. Caches
+of GitHub's and of S3 are refused: without these names clients would leave them out and say nothing.
 """
 BUILDKIT_VERSION = f"v0.25.2+engined.{__version__}"
 """Clients compare it. It is the BuildKit of dockerd 28.5.2, with which builds are compared here.
