@@ -276,7 +276,7 @@ def _uses(file: Dockerfile, stage: Stage, walk: Walk, known: Mapping[str, _Globa
             taken += _names_in(text, file.arguments.global_variables(), file.escape)
     place = walk.enter(stage)
     for instruction in walk.instructions(stage, place) if place is not None else ():
-        expanded = place.take(instruction, place.variables()) if place is not None else instruction
+        expanded = place.take(instruction) if place is not None else instruction
         if isinstance(expanded, Arg):
             for name, default in expanded.pairs:
                 inherited = default is None and name not in file.arguments.given
@@ -322,7 +322,7 @@ def _from(file: Dockerfile, goal: Stage, uses: Mapping[int, _Uses]) -> list[_Use
     return [uses[index] for index in order]
 
 
-def _names_in(text: str, variables: dict[str, str], escape: str) -> set[str]:
+def _names_in(text: str, variables: Mapping[str, str], escape: str) -> set[str]:
     seen = Variables(variables)
     words.expanded(text, seen, escape)
     return seen.found

@@ -50,7 +50,7 @@ def _read(instruction: Instruction, place: Place) -> list[str]:
     """The paths that an instruction reads; it may change the variables of those that follow."""
     if not isinstance(instruction, Arg | Env | Copy | Add | Run | OnBuild):
         return []
-    match expanded := place.take(instruction, place.variables()):
+    match expanded := place.take(instruction):
         case Run():
             return [_path(each.source) for each in expanded.mounts if each.type == "bind" and not each.from_]
         case Copy() | Add() if not expanded.from_:

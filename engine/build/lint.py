@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -49,7 +49,7 @@ MOST = 1000
 """Warnings of one file; later ones are dropped."""
 
 MOST_INSTRUCTIONS = 2000
-"""Of the stages that are checked. A build has fewer; the time grows with their square."""
+"""Of the stages that are checked. A build has fewer."""
 
 _MOST_HINTS = 100
 """Suggestions of other names in one file, which take long to find."""
@@ -289,7 +289,7 @@ class Check:
         if self._choice.holds(rule) and len(self._warnings) < MOST:
             self._warnings.append(Warned(rule, detail, line, last or self._document.ends.get(line, line)))
 
-    def _hint(self, name: str, names: Sequence[str], sign: str = "") -> str:
+    def _hint(self, name: str, names: Iterable[str], sign: str = "") -> str:
         self._hints += 1
         return hint(name, names, sign) if self._hints <= _MOST_HINTS else ""
 
@@ -394,12 +394,12 @@ class Check:
                     each.line,
                 )
 
-    def _globals(self) -> list[str]:
-        """Names that FROM lines may use."""
+    def _globals(self) -> Collection[str]:
+        """Names that FROM lines may use, in their order."""
         found = dict.fromkeys(self._request.platforms.variables())
         for each in self._before_stages():
             found |= dict.fromkeys(name for name, _ in each.pairs)
-        return [*found]
+        return found.keys()
 
     def _before_stages(self) -> Iterable[Arg]:
         for each in self._read:
@@ -426,7 +426,7 @@ class Check:
         except InvalidParameter:  # the build will say it
             return
 
-    def _bases(self, names: Sequence[str], last: int) -> list[str]:
+    def _bases(self, names: Collection[str], last: int) -> list[str]:
         """Check the FROM lines up to the line `last`. Returns the unset names in its platform."""
         escape, request = self._document.escape, self._request
         arguments = Arguments(request.arguments, request.platforms, request.target, BUILDKIT)
@@ -517,12 +517,13 @@ class Check:
     ) -> None:
         line, keyword = instruction.line, _keyword(instruction)
         had_shell, had_workdir = place.has_shell, place.has_workdir
-        variables, declared, order = place.variables(), set(place.declared), [*place.names]
+        variables = place.variables()
         try:
-            expanded = place.take(instruction, variables)
+            expanded = place.expand(instruction, variables)
         finally:
             if not isinstance(instruction, Expose):
-                self._undefined(line, variables, declared, [name for name in order if name in variables])
+                self._undefined(line, variables, place)
+        place.leave(expanded)
         if isinstance(expanded, Cmd | Entrypoint | Healthcheck):
             if before := once.get(type(expanded)):
                 self._warn(
@@ -555,9 +556,10 @@ class Check:
             case Copy() | Add() if not expanded.from_:
                 self._sources(expanded, ignored)
 
-    def _undefined(self, line: int, variables: Variables, declared: set[str], names: Sequence[str]) -> None:
+    def _undefined(self, line: int, variables: Variables, place: Place) -> None:
         for name in dict.fromkeys(variables.missing):
-            if name not in declared and name not in ATTESTATIONS:
+            if name not in place.declared and name not in ATTESTATIONS:
+                names = (each for each in place.names if each in variables)
                 self._warn(UNDEFINED_VAR, f"Usage of undefined variable '${name}'{self._hint(name, names, '$')}", line)
 
     def _pairs(self, instruction: Env | Label, keyword: str) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -126,7 +128,7 @@ class Arguments:
 
     def declare_global(self, arg: Arg, escape: str = "\\") -> None:
         """An ARG line before the first FROM. Its default may use earlier ones."""
-        expanded = self.expand(arg, self._global, escape)
+        expanded = self.expand(arg, ChainMap({}, self._global), escape)
         assert isinstance(expanded, Arg)
         for name, default in expanded.pairs:
             self._declared.add(name)
@@ -134,11 +136,11 @@ class Arguments:
             if value is not None:
                 self._global[name] = value
 
-    def expand(self, instruction: Instruction, variables: dict[str, str], escape: str) -> Instruction:
+    def expand(self, instruction: Instruction, variables: Mapping[str, str], escape: str) -> Instruction:
         """As `records.expand`, but for an ARG whose variables are ordered."""
         if not isinstance(instruction, Arg) or not self.dialect.ordered_variables:
             return records.expand(instruction, variables, escape)
-        seen = copy.copy(variables)  # of its own kind: it may record what is missing
+        seen: Any = copy.copy(variables)  # of its own kind: it may record what is missing
         pairs = []
         for name, written in instruction.pairs:
             default = written
@@ -159,9 +161,9 @@ class Arguments:
             if default is not None and name not in self.given:
                 words.check(default, escape)
 
-    def global_variables(self) -> dict[str, str]:
-        """The variables that FROM lines see."""
-        return dict(self._global)
+    def global_variables(self) -> Mapping[str, str]:
+        """The variables that FROM lines see, after the ARG lines so far."""
+        return MappingProxyType(self._global)
 
     def declare(self, name: str, default: str | None) -> str | None:
         """The value of an argument that a stage declares; None when it has none."""
@@ -226,6 +228,11 @@ class Scope:
         if self._dialect.ordered_variables:
             other._values, other._names = dict(self._values), dict(self._names)
         return other
+
+    def value(self, name: str, env: Mapping[str, str]) -> str | None:
+        """One of `variables`; None if it is not among them. `env`: the configuration's, by name."""
+        found = self._values.get(name)
+        return found if found is not None and (name not in env or name in self._after_env) else env.get(name)
 
     def variables(self, env: Sequence[str] | None) -> dict[str, str]:
         """Name → value for `records.expand`. `env`: the configuration's."""

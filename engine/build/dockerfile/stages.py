@@ -78,11 +78,16 @@ def read(
     arguments = Arguments(scope_arguments, platforms, target, dialect)
     global_arguments: list[Arg] = []
     stages: list[Stage] = []
+    named: dict[str, int] = {}
+    """The last stage of each name so far."""
     bodies: list[list[Instruction]] = []
     for line, instruction in given:
         try:
             if isinstance(instruction, From):
-                stages.append(_stage(instruction, line, stages, arguments, document.escape))
+                stage = _stage(instruction, line, len(stages), named, arguments, document.escape)
+                stages.append(stage)
+                if stage.name:
+                    named[stage.name] = stage.index
                 bodies.append([])
             elif bodies:
                 bodies[-1].append(instruction)
@@ -134,14 +139,16 @@ def read_line(line: Line, escape: str, dialect: Dialect) -> Instruction:
         raise at_line(error, line.number, line.original) from error
 
 
-def _stage(instruction: From, line: Line, before: Sequence[Stage], arguments: Arguments, escape: str) -> Stage:
+def _stage(
+    instruction: From, line: Line, index: int, named: Mapping[str, int], arguments: Arguments, escape: str
+) -> Stage:
     given = records.expand(instruction, arguments.global_variables(), escape)
     assert isinstance(given, From)
     if not given.image:
         raise InvalidParameter(f"base name ({instruction.image}) should not be blank")
     if instruction.platform and not given.platform:
         raise InvalidParameter(f"empty platform value from expression {instruction.platform}")
-    parent = next((stage.index for stage in reversed(before) if stage.name and stage.name == given.image.lower()), None)
+    parent = named.get(given.image.lower())
     if parent is None and given.image != SCRATCH and not _IDENTIFIER.fullmatch(given.image):
         reference.parse(given.image)
     try:
@@ -149,7 +156,7 @@ def _stage(instruction: From, line: Line, before: Sequence[Stage], arguments: Ar
     except InvalidParameter as error:
         raise InvalidParameter(f"failed to parse platform {instruction.platform}: {error.message}") from error
     return Stage(
-        index=len(before),
+        index=index,
         name=given.name,
         base=given.image,
         parent=parent,

@@ -8,7 +8,7 @@ Raises: InvalidParameter for words that cannot be expanded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -29,23 +29,46 @@ class Base(NamedTuple):
     platform: str = ""
 
 
-class Variables(dict[str, str]):
+class Variables(Mapping[str, str]):
     """Variables at one place, and which names were looked up: `missing`, in this order, are
-    unset.
+    unset. Those of the file are not copied, so they must not change meanwhile.
     """
 
-    def __init__(self, variables: dict[str, str]) -> None:
-        super().__init__(variables)
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._below = variables
+        self._own: dict[str, str] = {}
+        """Set here, over those."""
         self.missing: list[str] = []
         self.found: set[str] = set()
 
+    def __copy__(self) -> Variables:
+        """Other variables on the same ones, and the same names that were looked up."""
+        other = Variables(self._below)
+        other._own, other.missing, other.found = dict(self._own), self.missing, self.found
+        return other
+
+    def __setitem__(self, name: str, value: str) -> None:
+        self._own[name] = value
+
+    def __getitem__(self, name: str) -> str:
+        return self._own[name] if name in self._own else self._below[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._own or name in self._below
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._below, **self._own})
+
+    def __len__(self) -> int:
+        return len({**self._below, **self._own})
+
     def get(self, name: str, default: str | None = None) -> str | None:  # type: ignore[override]
         """The value; of an unset variable the default."""
-        if name in self:
-            self.found.add(name)
-        else:
+        if name not in self:
             self.missing.append(name)
-        return super().get(name, default)
+            return default
+        self.found.add(name)
+        return self[name]
 
 
 class Place:
@@ -73,12 +96,21 @@ class Place:
         return other
 
     def variables(self) -> Variables:
-        """Those that the next instruction sees."""
-        return Variables(self.scope.variables([f"{name}={value}" for name, value in self.env.items()]))
+        """Those that the next instruction sees, until `leave`."""
+        return Variables(_Visible(self))
 
-    def take(self, instruction: Instruction, variables: Variables) -> Instruction:
-        """Go on behind an instruction. Returns it with these variables replaced."""
-        expanded = self._file.arguments.expand(instruction, variables, self._file.escape)
+    def expand(self, instruction: Instruction, variables: Variables) -> Instruction:
+        """An instruction with these variables replaced."""
+        return self._file.arguments.expand(instruction, variables, self._file.escape)
+
+    def take(self, instruction: Instruction) -> Instruction:
+        """Go on behind an instruction. Returns it with its variables replaced."""
+        expanded = self.expand(instruction, self.variables())
+        self.leave(expanded)
+        return expanded
+
+    def leave(self, expanded: Instruction) -> None:
+        """Go on behind an instruction whose variables are replaced."""
         match expanded:
             case Arg():
                 self.scope.declare(expanded)
@@ -94,7 +126,33 @@ class Place:
                 self.has_shell = True
             case Workdir():
                 self.has_workdir = True
-        return expanded
+
+
+class _Visible(Mapping[str, str]):
+    """The variables of a place as it is now. To copy them at each line takes the square of a file's
+    length.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def __getitem__(self, name: str) -> str:
+        value = self._place.scope.value(name, self._place.env)
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def __contains__(self, name: object) -> bool:
+        return self._place.scope.value(str(name), self._place.env) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole())
+
+    def __len__(self) -> int:
+        return len(self._whole())
+
+    def _whole(self) -> dict[str, str]:
+        return self._place.scope.variables([f"{name}={value}" for name, value in self._place.env.items()])
 
 
 class Walk:

@@ -136,20 +136,20 @@ def test_which_of_arg_and_env_overrides_the_other() -> None:
         env = ["a=env"]
         scope.set_by_env(["a"])
         scope.declare(arg(("a", None)))
-        assert scope.variables(env) == {"a": "env"} and scope.run_environment(env) == ([], [], [])
+        assert scope.variables(env) == {"a": "env"} and scope.run_environment(env) == ([], [], ["a=env"])
         scope.declare(arg(("a", "arg")))
         assert scope.variables(env) == {"a": later}
         run = ["a=arg"] if later == "arg" else []
-        assert scope.run_environment(env) == (run, run, run)
+        assert scope.run_environment(env) == (run, run, [f"a={later}"])
         assert scope.following().variables(env) == {"a": "env"}
         scope.set_by_env(["a"])
-        assert scope.variables(env) == {"a": "env"} and scope.run_environment(env) == ([], [], [])
+        assert scope.variables(env) == {"a": "env"} and scope.run_environment(env) == ([], [], ["a=env"])
 
 
 def test_arguments_of_attestations_are_not_for_run() -> None:
     scope = Scope(Arguments({}, PLATFORMS))
     scope.declare(arg(("BUILDKIT_SBOM_SCAN_STAGE", "true"), ("a", "1")))
-    assert scope.run_environment([]) == (["a=1"], ["a=1"], ["a=1"])
+    assert scope.run_environment([]) == (["a=1"], ["a=1"], ["BUILDKIT_SBOM_SCAN_STAGE=true", "a=1"])
 
 
 def test_the_environment_of_a_run() -> None:
@@ -162,6 +162,7 @@ def test_the_environment_of_a_run() -> None:
     found = scope.run_environment(["env=y", "no_proxy=z"])
     assert found.variables == ["HTTP_PROXY=p", "a=1", "b=2", "https_proxy=r"]
     assert found.key == ["a=1", "b=2", "https_proxy=r"]
+    assert found.declared == ["b=2", "a=1", "none=", "env=y", "https_proxy=r"], "in the order of the lines"
     assert arguments.source_date_epoch == "0"
 
 
@@ -272,10 +273,10 @@ def test_any_scope(
             expected = given.get(name, declared[-1])
             if expected is None and above:
                 expected = above[-1]
-        assert found.get(name) == env.get(name, expected)
+        assert found.get(name) == env.get(name, expected) == scope.value(name, env)
         assert (f"{name}={expected}" in run.key) == (expected is not None and name not in env)
         assert (name in arguments.unconsumed()) == (
             name in given and not declared and not any(o == name for o, _ in before)
         )
-    assert sorted(run.declared) == run.key
+    assert set(run.declared) == {f"{name}={found.get(name, '')}" for name, _ in inside}
     assert set(run.key) <= set(run.variables) and run.variables == sorted(run.variables)
