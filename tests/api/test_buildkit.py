@@ -124,6 +124,48 @@ def test_the_triggers_of_a_base_say_what_is_sent(builder: TempEngine) -> None:
     assert built.failure is None and sent(built) < 10_000
 
 
+def test_triggers_and_images_of_files_have_lines(builder: TempEngine) -> None:
+    """Counted as BuildKit counts them: every trigger, whether it has a line or not."""
+    base, other = f"{unique()}:1", f"{unique()}:1"
+    triggers = "ONBUILD ARG X\nONBUILD WORKDIR /w\nONBUILD RUN echo $X >x\n"
+    build(builder, f"FROM busybox\n{triggers}", names=base)
+    build(builder, f"FROM busybox\nRUN echo {other} >/other", names=other)
+    text = f"FROM {base}\nCOPY --from={other} /other /\nCOPY --from={other} /other /again\nRUN cat /other"
+    built = build(builder, text)
+    assert built.failure is None, built.failure
+    names = [vertex.name for vertex in built.vertices if not vertex.name.startswith("[internal]")]
+    assert sorted(names) == [
+        f"FROM docker.io/library/{other}",
+        f"[stage-0 1/4] FROM docker.io/library/{base}",
+        "[stage-0 2/7] ONBUILD WORKDIR /w",
+        "[stage-0 3/7] ONBUILD RUN echo $X >x",
+        f"[stage-0 4/7] COPY --from={other} /other /",
+        f"[stage-0 5/7] COPY --from={other} /other /again",
+        "[stage-0 6/7] RUN cat /other",
+        "exporting to image",
+    ]
+    assert all(vertex.done and not vertex.error for vertex in built.vertices)
+
+
+def test_the_history_has_the_words_of_buildkit(builder: TempEngine) -> None:
+    name = f"{unique()}:1"
+    text = "FROM busybox\nARG A B=2\nENV A=x\nCOPY --chmod=0600 f g /d/\nRUN echo $B >/b\nEXPOSE 80-81\nCMD a\n"
+    build_args = {"build-arg:A": "1"}
+    built = Build(builder.socket, dockerfile(text, f=b"", g=b""), names=name, options=build_args).result()
+    assert built.failure is None, built.failure
+    steps = builder.request("GET", f"/v1.51/images/{name}/history").json()[:6]
+    assert [step["CreatedBy"] for step in reversed(steps)] == [
+        "ARG A=1 B=2",
+        "ENV A=x",
+        "COPY --chmod=0600 f g /d/ # buildkit",
+        "RUN |2 A=x B=2 /bin/sh -c echo $B >/b # buildkit",
+        "EXPOSE [80/tcp 81/tcp]",
+        'CMD ["/bin/sh" "-c" "a"]',
+    ]
+    assert {step["Comment"] for step in steps} == {"buildkit.dockerfile.v0"}
+    assert builder.request("GET", f"/v1.51/images/{name}/json").json()["Config"]["ArgsEscaped"] is True
+
+
 def test_older_clients_name_the_frontend_in_solve(builder: TempEngine) -> None:
     built = build(builder, f"FROM busybox\nRUN echo {unique()}\n", direct=True, names="old")
     assert builder.request("GET", "/v1.24/images/old/json").json()["Id"] == built.image_id
