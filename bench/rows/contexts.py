@@ -180,6 +180,7 @@ def jobs(size: Size, material: Material) -> list[Job]:
     tiny = Project(material, "tiny", many, TINY, ALL)
     megabytes = files * LARGE // 1_000_000
     rounds = size.rounds(5)
+    cpu = "the engine's processor time for that"
 
     def warm(project: Project) -> Callable[[Engine], str]:
         def prepare(engine: Engine) -> str:
@@ -191,9 +192,9 @@ def jobs(size: Size, material: Material) -> list[Job]:
 
         return prepare
 
-    def pair(name: str, what: str, ratio: float, cpu: Target) -> Iterator[Figure]:
+    def pair(name: str, what: str, ratio: float, target: Target) -> Iterator[Figure]:
         yield Figure(name, what, "ms", target=Target({"dockerd": ratio}))
-        yield Figure(f"{name}-cpu", "the engine's processor time for that", "ms", target=cpu)
+        yield Figure(f"{name}-cpu", cpu, "ms", target=target)
 
     def seen(engine: Engine) -> set[str]:
         return {warm(large)(engine)}
@@ -223,16 +224,13 @@ def jobs(size: Size, material: Material) -> list[Job]:
         Job(
             "context-cached-many",
             [
-                *pair(
-                    "context-cached-many",
-                    f"buildx with {many:,} files of {TINY} bytes, all cached",
-                    1,
-                    Target(at_most=900),
-                )
+                Figure("context-cached-many", f"buildx with {many:,} files of {TINY} bytes, all cached", "ms"),
+                Figure("context-cached-many-cpu", cpu, "ms", target=Target(at_most=900)),
             ],
             cached(tiny),
             rounds,
             prepare=warm(tiny),
+            ours=True,  # a disk may need minutes to remove the files
         ),
         Job(
             "context-changed",
