@@ -5,6 +5,10 @@ requests the files that it needs by their position in that list; the client answ
 packets, the last of which is empty. FIN from both sides ends the copy. The client sends up to four
 files at once, so packets of several files may alternate.
 
+A client that fails in the middle of a file (one that has become a directory) sends no more, and
+does not end the call before it receives a packet. So it gets an empty one, which has no meaning,
+when nothing has arrived for SILENCE seconds.
+
 Up to FILES_AHEAD files are requested before the first of them is complete, as long as their sizes
 add up to BYTES_AHEAD.
 
@@ -17,6 +21,7 @@ Threads: the event loop's. Raises: InvalidParameter for a list or a file that br
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import posixpath
 import stat
@@ -33,10 +38,11 @@ from engine.build.trees import BLOCK, FIFO, FILE
 from engine.build.trees import CHARACTER as CHARACTER_DEVICE
 from engine.build.trees import DIRECTORY as DIRECTORY_ENTRY
 from engine.build.trees import LINK as LINK_ENTRY
-from engine.errors import InvalidParameter, ServerError
+from engine.errors import EngineError, InvalidParameter, ServerError
 
 FILES_AHEAD = 64
 BYTES_AHEAD = 4 << 20
+SILENCE = 1.0
 FILES_LIMIT = 1_000_000
 """Files in one list."""
 _DATA_BEGINS, _ID_TAG, _DATA_TAG = b"\x08\x02", 0x18, 0x22
@@ -155,9 +161,12 @@ async def copy(
     """Copy a directory by a call of DiffCopy; `name` is for messages. `received`: is called with
     the size of each packet.
     """
+    copying = _Copy(stream, name, receiver, received)
+    waking = asyncio.create_task(copying.wake())
     try:
-        await _Copy(stream, name, receiver, received).run()
+        await copying.run()
     finally:
+        waking.cancel()
         stream.cancel()
 
 
@@ -169,6 +178,8 @@ class _Copy:
         self._name = name
         self._receiver = receiver
         self._received = received
+        self._packets = 0
+        """Packets received."""
         self._listed = 0
         """STATs received."""
         self._all_listed = False
@@ -177,8 +188,16 @@ class _Copy:
         self._ahead = 0
         """Bytes of the requested files."""
 
+    async def wake(self) -> None:
+        """Make a client that has failed say so."""
+        with contextlib.suppress(EngineError):  # the call is over
+            while True:
+                before = self._packets
+                await asyncio.sleep(SILENCE)
+                if self._packets == before and self._requested:
+                    await self._stream.send(protobuf.encode(Packet()))
+
     async def run(self) -> None:
-        turn = 0
         while self._unrequested or self._requested or not self._all_listed:
             if self._unrequested:
                 await self._request()
@@ -189,8 +208,8 @@ class _Copy:
                 message = await self._next()
             self._received(len(message))
             self._take(message)
-            turn += 1
-            if not turn % _AT_ONCE:
+            self._packets += 1
+            if not self._packets % _AT_ONCE:
                 await asyncio.sleep(0)
         await self._stream.send(protobuf.encode(Packet(type=FINISH)), last=True)
         while self._packet(await self._next()).type != FINISH:

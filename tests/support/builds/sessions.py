@@ -450,6 +450,8 @@ def of_files(directories: Directories, *, together: int = 1, piece: int = 32768)
             if message is None:
                 return
             packet = fields(message)
+            if not packet:  # clients ignore it
+                continue
             if packet[1] == 3:
                 call.send(field(1, 3))
                 return

@@ -208,6 +208,21 @@ def test_a_file_of_another_size(data: str) -> None:
         synced(packets(*sent), receiver=filesync.InMemory(100, "f"))
 
 
+def test_a_client_that_fails_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsutil's sender sees its own failure when it has received something."""
+    monkeypatch.setattr(filesync, "SILENCE", 0.05)
+
+    def copy(call: Call) -> None:
+        call.send(FILE)
+        call.send(END)
+        while call.receive():  # the request
+            pass
+        raise sessions.Failed(2, "read f: is a directory")
+
+    with pytest.raises(ServerError, match="read f: is a directory"):
+        synced({sessions.DIFF_COPY: copy})
+
+
 def test_too_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(filesync, "FILES_LIMIT", 3)
     with pytest.raises(InvalidParameter, match="more than 3 files"):
