@@ -107,7 +107,7 @@ class KnownHeads(dict[bytes, Head]):
 class HeadReader:
     """Reads one head after another. It cannot be used after InvalidParameter."""
 
-    __slots__ = ("_complete", "_fields", "_limit", "_parser", "_tail", "_url", "size")
+    __slots__ = ("_complete", "_fields", "_limit", "_parser", "_tail", "_url", "first", "size")
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -118,6 +118,8 @@ class HeadReader:
         self._complete = False
         self.size = 0
         """Received bytes of the current head; 0 between heads."""
+        self.first = True
+        """No other request was on this connection: it may begin HTTP/2."""
 
     def close(self) -> None:
         """Break the reference cycle with the parser."""
@@ -166,6 +168,8 @@ class HeadReader:
             return end, None
         if not self._complete:
             if self._parser.get_method() == b"PRI" and self._parser.get_http_version() == "2.0" and self._url == b"*":
+                if not self.first:
+                    raise InvalidParameter("malformed request: HTTP/2 after another request of the connection")
                 return end, _http2()
             raise InvalidParameter("malformed request: the head is incomplete")
         head = self._head()

@@ -569,6 +569,7 @@ class Connection(asyncio.Protocol):
     def _finish(self) -> None:
         """Ready for the next request."""
         self._request = self._upload = None
+        self._lines.first = False
         self._enter(HEAD)
         if self._consuming is not None:
             return  # the next request is read in the same turn

@@ -180,6 +180,22 @@ def test_http_2_is_a_method_that_an_application_may_have() -> None:
         assert transport.closed or transport.eof
 
 
+@pytest.mark.parametrize("before", [TAIL, get("/echo", "Content-Length: 4", method="POST", body=b"body")])
+def test_http_2_begins_only_with_a_connection(before: bytes) -> None:
+    """RFC 9113, 3.4. Otherwise a program that passes chosen requests of HTTP/1 on, over connections
+    that it keeps, could be led to open a connection to BuildKit.
+    """
+    data = before + HTTP2_HEAD + b"SM\r\n\r\n"
+    # two pieces: the first request may be known by its bytes
+    for pieces in ([data], bytewise(data), [before, data[len(before) :]], [before, before, data[len(before) :]]):
+        transport, app = feed(pieces)
+        assert HTTP2 not in [request.method for request in app.requests]
+        found = answers(bytes(transport.out))
+        assert [answer.status for answer in found] == [200] * (len(found) - 1) + [400]
+        assert "HTTP/2 after another request" in json.loads(found[-1].body)["message"]
+        assert transport.closed or transport.eof
+
+
 def test_connect_is_a_path_nobody_has() -> None:
     transport, _ = feed([b"CONNECT host:80 HTTP/1.1\r\nHost: host\r\n\r\n" + TAIL])
     assert [answer.status for answer in answers(bytes(transport.out))] == [404, 200]
