@@ -38,6 +38,7 @@ _NO_SETUID_FIXUP = 4
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.setfsuid.argtypes = _libc.setfsgid.argtypes = (ctypes.c_uint32,)
+_libc.setfsuid.restype = _libc.setfsgid.restype = ctypes.c_uint32
 _DUMPABLE = _libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0)
 _INVALID = (1 << 32) - 1
 

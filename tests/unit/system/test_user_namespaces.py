@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,19 @@ def test_files_of_other_ids_leave_the_process_as_it_was(tmp_path: Path) -> None:
     assert state() == before
     owners = [((tmp_path / name).stat().st_uid, (tmp_path / name).stat().st_gid) for name in ("file", "another")]
     assert owners == [(100_000, 200_000), (100_001, 200_001)]
+
+
+def test_files_of_large_ids(tmp_path: Path) -> None:
+    """Directories of users, such as FreeIPA, give subordinate ids from 2^31 on."""
+    uid, gid = 1 << 31, (1 << 32) - 2
+    with user_namespaces.files_of(uid, gid):
+        (tmp_path / "file").touch()
+        with user_namespaces.files_of(5, 6):
+            (tmp_path / "inner").touch()
+        (tmp_path / "after").touch()
+    (tmp_path / "own").touch()
+    owners = [((found := (tmp_path / name).stat()).st_uid, found.st_gid) for name in ("file", "inner", "after", "own")]
+    assert owners == [(uid, gid), (5, 6), (uid, gid), (os.geteuid(), os.getegid())]
 
 
 def test_ids_that_the_kernel_refuses(tmp_path: Path) -> None:
