@@ -306,6 +306,18 @@ def test_a_build_that_begins_with_the_result_of_another(builder: TempEngine) -> 
     assert later.image_id == built.image_id
 
 
+def test_a_build_that_begins_with_a_result_in_the_making(own_engine: TempEngine) -> None:
+    """Nothing of the cache stays in use: prunes leave what is."""
+    own_engine.load_busybox()
+    base = Build(own_engine.socket, dockerfile(f"FROM busybox\nRUN : {unique()}; sleep 3\n"))
+    until("it runs", lambda: own_engine.request("GET", "/v1.24/containers/json").json())
+    given: dict[str, Any] = {"options": {"context:mine": "input:one"}, "inputs": {"one": base.definition}}
+    built = build(own_engine, "FROM mine\n", **given)
+    assert base.result().failure is None and built.failure is None
+    records = own_engine.request("GET", "/v1.45/system/df?type=build-cache").json()["BuildCache"]
+    assert records and [record["Description"] for record in records if record["InUse"]] == []
+
+
 def test_a_build_whose_input_fails_or_ends(builder: TempEngine) -> None:
     base = Build(builder.socket, dockerfile(f"FROM busybox\nRUN echo {unique()}; exit 7\n"), finish=False)
     given: dict[str, Any] = {"options": {"context:mine": "input:one"}, "inputs": {"one": base.definition}}

@@ -153,7 +153,7 @@ class _Result:
         self.uses: Uses | None = None
         """Keep the image until the end of its build."""
         self.building: asyncio.Task[str] | None = None
-        """Makes the image, if it was evaluated before its build ends."""
+        """Makes the image."""
         self.image_id = ""
         self.top = ""
         """chain_id of its topmost layer; empty without layers."""
@@ -163,6 +163,16 @@ class _Result:
         """What exports of its cache say to the client."""
         self.bases: dict[str, ImageRecord] = {}
         """The images that its Dockerfile names."""
+
+    async def end(self) -> None:
+        """Its build has ended: nothing builds it any more, and it keeps nothing."""
+        try:
+            if self.building is not None:
+                await cancelled(self.building)
+        finally:  # the caller may be cancelled meanwhile
+            self.building = None
+            if self.uses is not None:
+                await self.uses.release()
 
 
 class Control:
@@ -349,13 +359,15 @@ class Control:
         if result.image_id:
             return result.image_id
         if result.building is None:
-            if result.job.request.ref not in self._jobs:
+            # Another build may have its reference.
+            if self._jobs.get(result.job.request.ref) is not result.job:
                 raise NotFound(f"the build of result {result_id[:200]} has ended without an image")
             result.building = asyncio.create_task(self._run(result))
-        await asyncio.wait((result.building,))
-        if result.building.cancelled():
+        building = result.building
+        await asyncio.wait((building,))
+        if building.cancelled():
             raise ServerError("the build that makes an input was cancelled")
-        return result.building.result()
+        return building.result()
 
     async def _return(self, stream: Stream) -> bytes:
         request = await _request(stream, ReturnRequest)
@@ -425,12 +437,10 @@ class Control:
         after the answer, so the answer waits for a client that is behind with the output.
         """
         try:
-            # Other builds may end while this waits, and drop results.
-            for result in [found for each in job.results if (found := self._results.get(each))]:
-                if result.building is not None:
-                    await cancelled(result.building)
-                if result.uses is not None:
-                    await result.uses.release()
+            async with contextlib.AsyncExitStack() as ending:
+                # All of them now: other builds may end while this waits, and drop results.
+                for result in [found for each in job.results if (found := self._results.get(each))]:
+                    ending.push_async_callback(result.end)
         finally:
             ref = job.request.ref
             job.progress.close()
@@ -470,13 +480,15 @@ class Control:
         images = [each for each in exporters if each.type not in (LOCAL, TAR)]
         names = [name for each in images for name in frontend.listed(each.attributes, "name")]
         tags = options.tags(names)
-        if result.building is None:
-            await self._run(result, tags)
-        else:
-            await asyncio.wait((result.building,))
-            made = result.building.result()
-            for name in tags:
-                await self._parts.images.tag(made, name.repository, name.tag)
+        building, unnamed = result.building, tags
+        if building is None:
+            # A task, for other builds that take the result as input meanwhile.
+            building = result.building = asyncio.create_task(self._run(result, tags))
+            unnamed = ()
+        await asyncio.wait((building,))
+        made = building.result()
+        for name in unnamed:
+            await self._parts.images.tag(made, name.repository, name.tag)
         image_id = result.image_id
         try:
             for number, exporter in enumerate(exporters):
