@@ -170,11 +170,15 @@ async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
         waiting.extendleft(reversed(below.pop(parent, [])))
     if options.all:
         needed = parts.images.needed()
-        for entry in known:
+        for number, entry in enumerate(known, 1):
             if keep is not None and total - reclaimed <= keep:
                 break
+            if not number % 100:
+                await asyncio.sleep(0)
             step = parts.cache.get(entry.id)
-            if step is not None and step.image_id in needed and not entry.in_use and _matches(entry, options):
+            if step is None or step.image_id not in needed or step.image_id in parts.cache.used:
+                continue
+            if _matches(entry, options):
                 parts.cache.drop([*parts.cache.steps_of(step.image_id)])
                 deleted[entry.id] = None
     parts.events.publish("builder", "prune", "", {"reclaimed": str(reclaimed)})

@@ -238,8 +238,12 @@ class Control:
         wanted = usage.condition(request.filters)
         before = time.time_ns() - max(0, request.age_limit)
         entries = await self._parts.builder.usage()
-        found = [entry for entry in entries if wanted(entry) and (not request.age_limit or entry.used < before)]
-        return protobuf.encode(DiskUsageResponse(records=usage.records(found)))
+
+        def answer() -> bytes:
+            found = [entry for entry in entries if wanted(entry) and (not request.age_limit or entry.used < before)]
+            return protobuf.encode(DiskUsageResponse(records=usage.records(found)))
+
+        return await asyncio.to_thread(answer)  # there may be many thousands
 
     async def _prune(self, stream: Stream) -> None:
         chosen = usage.prune_options(await _request(stream, PruneRequest))

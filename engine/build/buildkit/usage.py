@@ -26,8 +26,10 @@ from engine.errors import InvalidParameter, words
 
 RECORDS, DESCRIPTION = 10_000, 500
 """Entries of the cache in one message, and bytes of each description."""
-LONGEST = 4096
-"""Characters of all filters of a request."""
+LONGEST, CONDITIONS = 4096, 16
+"""Characters of all filters of a request, and conditions in them. A prune checks them for each of
+thousands of entries in the event loop.
+"""
 
 Condition = Callable[[Entry], bool]
 
@@ -52,19 +54,19 @@ def condition(filters: Sequence[str]) -> Condition:
     """The condition that the filters of a request state."""
     if sum(len(text) + 1 for text in filters) > LONGEST:
         raise InvalidParameter(f"the filters have more than {LONGEST} characters")
-    alternatives = [_all(text) for text in filters if text]
+    alternatives = [[_one(field) for field in _fields(text)] for text in filters if text]
+    if sum(map(len, alternatives)) > CONDITIONS:
+        raise InvalidParameter(f"the filters have more than {CONDITIONS} conditions")
     if not alternatives:
         return lambda _: True
-    return lambda entry: any(one(entry) for one in alternatives)
+    return lambda entry: any(all(one(entry) for one in conditions) for conditions in alternatives)
 
 
-def _all(text: str) -> Condition:
+def _fields(text: str) -> list[str]:
     try:
-        fields = [field for row in csv.reader([text]) for field in row if field]
+        return [field for row in csv.reader([text]) for field in row if field]
     except csv.Error as error:
         raise InvalidParameter(f"invalid filter {text[:200]!r}: {words(error)}") from None
-    conditions = [_one(field) for field in fields]
-    return lambda entry: all(one(entry) for one in conditions)
 
 
 def _one(text: str) -> Condition:

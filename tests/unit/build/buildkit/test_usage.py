@@ -52,6 +52,13 @@ def test_invalid_filters(text: str) -> None:
         usage.condition([text])
 
 
+@pytest.mark.parametrize("filters", [["inuse"] * 17, [",".join(["id"] * 17)], ["id,id"] * 9])
+def test_too_many_conditions(filters: list[str]) -> None:
+    with pytest.raises(InvalidParameter, match="the filters have more than 16 conditions"):
+        usage.condition(filters)
+    assert usage.condition(["inuse"] * 8 + ["id~=x,shared"] * 4)(REST) is False
+
+
 @given(st.lists(st.text(max_size=30), max_size=4))
 def test_any_text_is_a_condition_or_refused(filters: list[str]) -> None:
     try:
