@@ -209,6 +209,21 @@ def lifted(before: HostConfig, after: HostConfig) -> Iterator[tuple[str, int, in
                     yield field, *_block_device(each.path, field)
 
 
+def present(host: HostConfig) -> HostConfig:
+    """Without the limits of devices that are gone from the host."""
+
+    def there(path: str, field: str) -> bool:
+        try:
+            _block_device(path, field)
+        except (NotFound, InvalidParameter):
+            return False
+        return True
+
+    return msgspec.structs.replace(
+        host, **{field: [each for each in getattr(host, field) or () if there(each.path, field)] for field in LIMITS}
+    )
+
+
 def _limits(each: ThrottleDevice | WeightDevice) -> int:
     """0 if the entry sets no limit."""
     return each.weight if isinstance(each, WeightDevice) else each.rate

@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from engine.config import Config
-from engine.containers import bundle, extra_mounts, image_mounts, log_plan, mount_points, sharing, spec
+from engine.containers import bundle, devices, extra_mounts, image_mounts, log_plan, mount_points, sharing, spec
 from engine.containers.body import check_cgroup_parent, check_remapped, has_ipv6
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.parts import Parts, Peers
@@ -272,8 +272,12 @@ async def tell_systemd(record: ContainerRecord, parts: Parts) -> None:
     """Make the limits of a container in a scope properties of the scope. Raises ServerError;
     NotFound if it has ended.
     """
-    # It reads the numbers of devices from paths that clients named.
-    resources = await host_paths.run(spec.resources, record.host, parts.cgroups)
+
+    def read() -> oci.Resources:
+        """Reads the numbers of devices from paths that clients named."""
+        return spec.resources(devices.present(record.host), parts.cgroups)
+
+    resources = await host_paths.run(read)
     await parts.scope_limits.change(record.id, resources)
 
 

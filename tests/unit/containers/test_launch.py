@@ -19,6 +19,8 @@ import pytest
 from engine.containers import launch
 from engine.errors import ServerError
 from engine.monitor.handles import LaunchFailed
+from engine.wire import oci
+from engine.wire.containers import HostConfig, ThrottleDevice
 from tests.support import PATIENCE
 from tests.support.fakes.world import World, run, world
 
@@ -149,3 +151,19 @@ def test_a_scope_is_removed_by_systemd(
     parts: Any = SimpleNamespace(cgroups=cgroups, runtimes=SimpleNamespace(of=lambda _: runtime))
     asyncio.run(launch._discard(record, parts))
     assert seen == calls
+
+
+def test_systemd_is_told_no_limit_of_a_device_that_is_gone() -> None:
+    """The other limits must reach it: otherwise its next reload takes them back."""
+    told: list[oci.Resources] = []
+
+    async def change(_: str, resources: oci.Resources) -> None:
+        told.append(resources)
+
+    rates = [ThrottleDevice(path="/dev/none", rate=1)]
+    host = HostConfig(memory=64 << 20, blkio_device_read_bps=rates, blkio_device_write_iops=rates)
+    cgroups = SimpleNamespace(swap_accounting=False)
+    parts: Any = SimpleNamespace(cgroups=cgroups, scope_limits=SimpleNamespace(change=change))
+    record: Any = SimpleNamespace(id="c", host=host)
+    asyncio.run(launch.tell_systemd(record, parts))
+    assert [(each.memory, each.block_io) for each in told] == [(oci.Memory(limit=64 << 20), None)]
