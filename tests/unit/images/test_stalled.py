@@ -143,7 +143,6 @@ def test_stalled_registries_hold_nobody_up(tmp_path: Path) -> None:
 
 
 POOLS = {
-    "containers/launch.py": "asks systemd; nothing else uses this pool",
     "containers/packing.py": "compresses log files that are complete",
     "containers/stats.py": "reads files of cgroups and of /proc",
     "images/layers.py": "extraction and digests of complete bytes, never of those that are still being received",
