@@ -790,8 +790,8 @@ class Transfer:
     def _place(self, file: Listed, inode: int, digest: bytes) -> None:
         path = file.path
         order = path.replace("/", "\0")
-        # Of text, its order is that of its bytes. They decide for names that are no text.
-        if order <= self._last and os.fsencode(order) <= os.fsencode(self._last):
+        # The order is that of the bytes. Text has the same one; names that are no text have not.
+        if (order <= self._last or not order.isascii()) and os.fsencode(order) <= os.fsencode(self._last):
             raise InvalidParameter(f"build context: {path} is not in the order of the list")
         self._last = order
         seconds = file.mtime // 10**9 * 10**9  # as in an archive

@@ -49,7 +49,7 @@ def field(number: int, value: int | bytes | str) -> bytes:
     """One protobuf field."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
-    data = value.encode() if isinstance(value, str) else value
+    data = value.encode(errors="surrogateescape") if isinstance(value, str) else value
     return varint(number << 3 | 2) + varint(len(data)) + data
 
 

@@ -658,13 +658,14 @@ def test_paths_that_are_none(path: str, tmp_path: Path) -> None:
 
 def test_the_order_of_the_list(tmp_path: Path) -> None:
     async def work(store: Store) -> None:
-        for first, second in (("b", "a"), ("a", "a"), ("a.b", "a/b")):
+        # \udc80 stands for the byte 80, which is less than the first one of ä
+        for first, second in (("b", "a"), ("a", "a"), ("a.b", "a/b"), ("ä", "\udc80")):
             with pytest.raises(InvalidParameter, match="not in the order of the list"):
                 async with store.contexts.transfer(KEY, "words", "one") as transfer:
                     for number, path in enumerate((first, second)):
                         described = protobuf.decode(field(2, Node(b"").stat(path)), Packet).stat
                         assert described is not None
-                        transfer.add(number, path.encode(), filesync.listed(described))
+                        transfer.add(number, os.fsencode(path), filesync.listed(described))
 
     run(work, tmp_path)
 
