@@ -1,7 +1,7 @@
 """Snapshots on overlayfs: each image layer, and each container's changes, in a numbered directory.
 
-The tree is drawn in records.py. Requires Linux 6.1 or newer, root, and a file system that overlayfs
-accepts as upper directory: ext4, xfs with ftype=1 or btrfs, not another overlay.
+The tree is drawn in records.py. Requires root, and a file system that overlayfs accepts as
+upper directory: ext4, xfs with ftype=1 or btrfs, not another overlay.
 
 - Numbers are never reused within the lifetime of ROOT/layers, so a partly removed directory cannot
   be mistaken for a new one.
