@@ -3,8 +3,9 @@ what the client shows of the build, and what the image is.
 
     python -m tests.support.builds.dockerfiles [NAME…]   # compare engined with dockerd
 
-They are in the manner of official images and of common guides. Nothing comes from a network: the
-base images are busybox under their names, in which package managers and compilers are one script.
+They are in the manner of official images and of common guides, without `set -x`, whose lines
+dockerd mixes with the output. Nothing comes from a network: the base images are busybox under their
+names, in which package managers and compilers are one script.
 
 Needs `make bench-peers`, and docker's clients of Debian forky.
 """
@@ -181,6 +182,8 @@ def build(socket: str, name: str) -> dict[str, Any]:
 
 _LINE = re.compile(r"#(\d+) (.*)")
 _VARIES = (
+    # before the first and the last of the warnings, whose order varies
+    (re.compile(r"\x1b\[[0-9]*m"), ""),
     # each engine says this in its own words
     (re.compile(r"(?:failed to compute cache key: )?failed to calculate checksum .*: not found"), "NOT FOUND"),
     (re.compile(r"COPY failed: file not found in build context .*"), "NOT FOUND"),
@@ -222,7 +225,7 @@ def progress(text: str) -> dict[str, Any]:
     kept = {title: sorted(found) for title, found in sorted(steps.items()) if not title.startswith(_OWN)}
     for title, found in kept.items():
         if "FROM " in title:  # BuildKit finds some bases in its cache
-            found[:] = ["DONE" if line == "CACHED" else line for line in found]
+            found[:] = sorted({"DONE" if line == "CACHED" else line for line in found})
     return {"steps": kept, "end": sorted(filter(None, end))}
 
 

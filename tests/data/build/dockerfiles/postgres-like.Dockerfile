@@ -1,5 +1,5 @@
 FROM alpine:3.20
-RUN set -eux; \
+RUN set -eu; \
 	addgroup -g 70 -S postgres; \
 	adduser -u 70 -S -D -G postgres -H -h /var/lib/postgresql -s /bin/sh postgres; \
 	mkdir -p /var/lib/postgresql

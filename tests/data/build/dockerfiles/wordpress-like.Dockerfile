@@ -1,8 +1,8 @@
 FROM php:8.3-apache
-RUN set -eux; \
+RUN set -eu; \
 	apt-get update; \
 	apt-get install -y --no-install-recommends ghostscript;
-RUN set -ex; \
+RUN set -e; \
 	savedAptMark="$(echo manual)"; \
 	docker-php-ext-install -j "$(nproc)" gd mysqli zip
 RUN { \
