@@ -222,7 +222,7 @@ def dying_thread(*_: object) -> int:
 
 def test_a_thread_that_ends_before_its_first_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its call is refused after a while. Others have threads."""
-    monkeypatch.setattr(threads, "BEGIN", 0.01)
+    monkeypatch.setattr(threads, "BEGIN", 0.1 * PATIENCE)
 
     async def main() -> None:
         for most in (1, 2):
