@@ -200,7 +200,11 @@ def test_a_file_that_the_client_cannot_read(project: Project) -> None:
     project.assert_same()
 
 
-@pytest.mark.parametrize("mtime", [OLD - OLD % 10**9, OLD - OLD % 10**6, 0, OLD + 10**18 + 1])
+@pytest.mark.parametrize(
+    "mtime",
+    [OLD - OLD % 10**9, OLD - OLD % 10**6, 0, OLD + 10**18 + 1],
+    ids=["whole-second", "whole-millisecond", "epoch", "future"],
+)
 def test_times_that_are_set(mtime: int, project: Project) -> None:
     """Whole seconds, whole milliseconds, the epoch, and the future: as of `touch -d`."""
     for content in (b"first", b"other", b"third"):
