@@ -4,6 +4,7 @@ valid."""
 import configparser
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -67,3 +68,17 @@ def test_the_unit_starts_the_program_and_spares_the_containers() -> None:
     service = unit["Service"]
     # The daemon says READY=1; the monitor and the containers outlive it; cgroups are the engine's.
     assert (service["Type"], service["KillMode"], service["Delegate"]) == ("notify", "process", "yes")
+
+
+@pytest.mark.parametrize(("state", "stops"), [("stopping", True), ("running", False), ("degraded", False), ("", False)])
+def test_the_unit_stops_the_containers_when_the_host_goes_down(tmp_path: Path, state: str, stops: bool) -> None:
+    text = (ROOT / "docs" / "engined.service").read_text()
+    (line,) = re.findall(r"ExecStop=(.*)", text)
+    for name, script in ("systemctl", f"echo {state}; exit 1"), ("engined", f'echo "$*" >{tmp_path}/called'):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    # systemd.service(5), "Command lines": $$ is $
+    command = shlex.split(line.replace("$$", "$").replace("/opt/engined/bin", str(tmp_path)))
+    subprocess.run(command, check=True, env={"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    called = tmp_path / "called"
+    assert (called.read_text() if called.exists() else "") == ("stop\n" if stops else "")

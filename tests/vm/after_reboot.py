@@ -23,12 +23,18 @@ def test_restart_policies() -> None:
         assert not state(name)["Running"], name
 
 
+def test_the_shutdown_stopped_the_containers() -> None:
+    """With their stop signals. A container without a restart policy stays down."""
+    assert docker("run", "--rm", "-v", "data:/d", "busybox", "cat", "/d/ended") == "ended"
+    assert (state("ends")["Running"], state("ends")["ExitCode"]) == (False, 7)
+
+
 def test_volumes_are_kept() -> None:
     assert docker("run", "--rm", "-v", "data:/d", "busybox", "cat", "/d/file") == "kept"
 
 
 def test_a_purge_leaves_nothing() -> None:
-    docker("rm", "-f", "web", "stays", "stopped", "limited")
+    docker("rm", "-f", "web", "stays", "stopped", "limited", "ends")
     docker("volume", "rm", "data")
     run("dpkg", "--purge", "engined")
     assert not ROOT.exists() and not Path(SOCKET).exists() and not Path("/run/engined").exists()

@@ -136,4 +136,6 @@ def test_it_is_ready_for_a_reboot() -> None:
     docker("run", "-d", "--name", "stays", "--restart", "unless-stopped", "busybox", "sleep", "100000")
     docker("run", "-d", "--name", "stopped", "--restart", "unless-stopped", "busybox", "sleep", "100000")
     docker("stop", "-t", "0", "stopped")
+    ends = 'trap "echo ended >/d/ended; exit 7" USR1; while :; do sleep 1; done'
+    docker("run", "-d", "--name", "ends", "--stop-signal", "USR1", "-v", "data:/d", "busybox", "sh", "-c", ends)
     assert ROOT.is_dir() and subprocess.run(["systemctl", "is-enabled", "-q", "engined"], check=False).returncode == 0
