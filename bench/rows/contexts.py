@@ -9,6 +9,7 @@ engines keep such files.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import subprocess
 import tempfile
@@ -43,6 +44,15 @@ RUN find /app -type f | wc -l > /count
 """A third of the files is copied."""
 ALL = f"FROM {steps.IMAGE}\nCOPY . /app/\n"
 
+TARGETS = 8
+BAKED = f"{STEPS}ARG VALUE\nRUN echo $VALUE > /value\n"
+"""Each target has a value of its own, a new one each time."""
+FAILS = f"FROM {steps.IMAGE}\nARG VALUE\nRUN echo $VALUE && false\n"
+LINES = 60
+CHECKED = f"FROM {steps.IMAGE}\nENV NAME1=value\n"
+CHECKED += "".join(f"ENV NAME{at}=value$NAME{at - 1}\n" for at in range(2, LINES))
+"""Each line uses what the line before it has set."""
+
 
 class Project:
     """A client's directory, made at its first use."""
@@ -64,6 +74,7 @@ class Project:
                 place = found / ("part" if at % 3 == 0 else "rest") / f"d{at // 100:03}"
                 place.mkdir(parents=True, exist_ok=True)
                 self._write(place / f"file{at}", pool.piece(self._file_size))
+            found.mkdir(parents=True, exist_ok=True)
             self._write(found / "Dockerfile", self._dockerfile.encode())
         return found
 
@@ -77,8 +88,10 @@ class Project:
         self._write(self.directory / "part" / "d000" / "file0", os.urandom(self._file_size))
 
 
-def docker(engine: Engine, *arguments: str, cwd: Path | None = None) -> str:
-    """What the client prints. Raises ValueError when it fails, Lacks if it is not installed."""
+def docker(engine: Engine, *arguments: str, cwd: Path | None = None, status: int = 0) -> str:
+    """What the client prints. Raises ValueError when it ends with another status, Lacks if it is
+    not installed.
+    """
     program = CLIENT / "bin" / "docker"
     if not program.exists():
         raise Lacks("the client is not installed (.ci/clients)")
@@ -98,24 +111,26 @@ def docker(engine: Engine, *arguments: str, cwd: Path | None = None) -> str:
         timeout=TIMEOUT,
         check=False,
     )
-    if done.returncode:
+    if done.returncode != status:
         raise ValueError(f"docker {' '.join(arguments)}: {done.stderr.decode(errors='replace')[-500:]}")
     return done.stdout.decode()
 
 
 def built(engine: Engine, project: Project, *arguments: str) -> tuple[tuple[float, float], str]:
     """Milliseconds and the engine's processor time of a build, and the image's id."""
-    directory = project.directory
     with tempfile.NamedTemporaryFile() as name:
-        with engine.metered() as meter:
-            begin = time.perf_counter()
-            docker(
-                *(engine, "buildx", "build", "--provenance=false", "-t", "built", "--iidfile", name.name, *arguments),
-                ".",
-                cwd=directory,
-            )
-            elapsed = (time.perf_counter() - begin) * 1000
-        return (elapsed, meter.seconds * 1000), Path(name.name).read_text()
+        command = ("build", "--provenance=false", "-t", "built", "--iidfile", name.name, *arguments, ".")
+        return timed(engine, project, *command), Path(name.name).read_text()
+
+
+def timed(engine: Engine, project: Project, *arguments: str, status: int = 0) -> tuple[float, float]:
+    """Milliseconds and the engine's processor time of a command of buildx in the directory."""
+    directory = project.directory
+    with engine.metered() as meter:
+        begin = time.perf_counter()
+        docker(engine, "buildx", *arguments, cwd=directory, status=status)
+        elapsed = (time.perf_counter() - begin) * 1000
+    return elapsed, meter.seconds * 1000
 
 
 def usable(engine: Engine) -> None:
@@ -164,6 +179,38 @@ def changed(project: Project) -> Any:
     return sample
 
 
+def baked(project: Project) -> Any:
+    def sample(engine: Engine, _: str) -> tuple[float, float]:
+        path = project.directory / "docker-bake.json"
+        names = [f"target{at}" for at in range(TARGETS)]
+        targets = {
+            name: {"args": {"VALUE": os.urandom(8).hex()}, "tags": [name], "output": ["type=docker"]} for name in names
+        }
+        path.write_text(json.dumps({"group": {"default": {"targets": names}}, "target": targets}))
+        figures = timed(engine, project, "bake", "--provenance=false")
+        for name, target in targets.items():
+            value = docker(engine, "run", "--rm", name, "cat", "/value")
+            assert value == f"{target['args']['VALUE']}\n", value
+        return figures
+
+    return sample
+
+
+def checked(project: Project) -> Any:
+    def sample(engine: Engine, _: Any) -> tuple[float, float]:
+        return timed(engine, project, "build", "--check", ".")
+
+    return sample
+
+
+def failing(project: Project) -> Any:
+    def sample(engine: Engine, _: Any) -> tuple[float, float]:
+        value = f"VALUE={os.urandom(8).hex()}"
+        return timed(engine, project, "build", "--build-arg", value, ".", status=1)
+
+    return sample
+
+
 def client_alone() -> Callable[[Engine, Any], float]:
     def sample(engine: Engine, _: Any) -> float:
         begin = time.perf_counter()
@@ -178,6 +225,8 @@ def jobs(size: Size, material: Material) -> list[Job]:
     small = Project(material, "small", files, SMALL)
     large = Project(material, "large", files, LARGE)
     tiny = Project(material, "tiny", many, TINY, ALL)
+    targets = Project(material, "targets", files, SMALL, BAKED)
+    bad, lines = Project(material, "bad", 0, SMALL, FAILS), Project(material, "lines", 0, SMALL, CHECKED)
     megabytes = files * LARGE // 1_000_000
     rounds = size.rounds(5)
     cpu = "the engine's processor time for that"
@@ -255,5 +304,31 @@ def jobs(size: Size, material: Material) -> list[Job]:
             rounds,
             prepare=warm(small),
             flush=True,
+        ),
+        Job(
+            "context-bake",
+            [
+                *pair(
+                    "context-bake", f"bake of {TARGETS} targets, each with a RUN of its own", 2, Target({"dockerd": 1})
+                )
+            ],
+            baked(targets),
+            rounds,
+            prepare=warm(targets),
+            flush=True,
+        ),
+        Job(
+            "context-check",
+            [*pair("context-check", f"--check of {LINES} lines", 1.5, Target({"dockerd": 1}))],
+            checked(lines),
+            rounds,
+            prepare=usable,
+        ),
+        Job(
+            "context-fails",
+            [*pair("context-fails", "a RUN that fails, to the client's end", 1.5, Target({"dockerd": 1}))],
+            failing(bad),
+            rounds,
+            prepare=usable,
         ),
     ]
