@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engine.images.instructions import effects
+from engine.images.instructions import effects, words
 from engine.images.instructions.records import Add, Arg, Copy, Expose, Instruction
 from engine.wire.containers import Config
 
@@ -40,13 +40,13 @@ def ran(argv: Sequence[str], arguments: Sequence[str]) -> str:
 
 
 def copied(instruction: Copy | Add) -> str:
-    """COPY and ADD."""
+    """COPY and ADD. Names of files may be no text, which a document cannot hold."""
     flags = ["--parents"] if instruction.parents else []
     flags += [f"--chown={instruction.chown}"] if instruction.chown else []
     flags += [f"--chmod={instruction.chmod}"] if instruction.chmod else []
     files = (*instruction.sources, *(f"<<{each.name}" for each in instruction.heredocs))
     name = "ADD" if isinstance(instruction, Add) else "COPY"
-    return " ".join((name, *flags, *files, instruction.destination)) + _FILES
+    return words.readable(" ".join((name, *flags, *files, instruction.destination))) + _FILES
 
 
 __all__ = ["COMMENT", "configured", "copied", "ran"]
