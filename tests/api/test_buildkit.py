@@ -166,6 +166,23 @@ def test_the_history_has_the_words_of_buildkit(builder: TempEngine) -> None:
     assert builder.request("GET", f"/v1.51/images/{name}/json").json()["Config"]["ArgsEscaped"] is True
 
 
+def test_the_history_has_no_words_of_other_builds(builder: TempEngine) -> None:
+    """Values of arguments may be secrets of the build that made a step of the same result."""
+    text = f"FROM busybox\nLABEL one={unique()}\nARG A\nARG B=1\nCOPY FILE /x\n"
+
+    def made(file: str, arguments: dict[str, str]) -> list[str]:
+        name = f"{unique()}:1"
+        options = {f"build-arg:{key}": value for key, value in arguments.items()}
+        given = dockerfile(text.replace("FILE", file), f=b"", g=b"")
+        assert Build(builder.socket, given, names=name, options=options).result().failure is None
+        steps = builder.request("GET", f"/v1.51/images/{name}/history").json()[:3]
+        return [step["CreatedBy"] for step in reversed(steps)]
+
+    assert made("f", {"A": "secret"}) == ["ARG A=secret", "ARG B=1", "COPY f /x # buildkit"]
+    assert made("f", {"B": "2"}) == ["ARG A", "ARG B=2", "COPY f /x # buildkit"]
+    assert made("g", {"B": "2"}) == ["ARG A", "ARG B=2", "COPY g /x # buildkit"]
+
+
 def test_older_clients_name_the_frontend_in_solve(builder: TempEngine) -> None:
     built = build(builder, f"FROM busybox\nRUN echo {unique()}\n", direct=True, names="old")
     assert builder.request("GET", "/v1.24/images/old/json").json()["Id"] == built.image_id

@@ -43,6 +43,7 @@ class _From(NamedTuple):
 async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
     """Carry out the instruction, whose variables are replaced."""
     name = "ADD" if isinstance(instruction, Add) else "COPY"
+    words = created_by.copied(instruction) if stage.own_history else ""
     path = _absolute(stage, instruction.destination)
     is_directory = path.endswith("/")
     if instruction.link and not instruction.destination:
@@ -54,6 +55,8 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
         *(instruction.exclude, instruction.unpack),
         # The classic builder makes other layers, and some that BuildKit refuses.
         *(("keeps kinds",) if stage.site.options.dialect.keeps_kinds else ()),
+        # As the history shows them; the classic one shows a digest.
+        *filter(None, [words]),
     )
     before, config = stage.state, stage.state.config
     # With --link the layer is the same on every base.
@@ -74,7 +77,7 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
         chown = f"--chown={instruction.chown}" if instruction.chown else ""
         command = commented(config, f"#(nop) {name} {chown}{selection.kind}:{selection.digest} in {path} ")
         if stage.own_history:
-            command = [created_by.copied(instruction)]
+            command = [words]
 
         async def make(_: Log, claim: Callable[[str], None]) -> State:
             diff_id = await _lay_out(stage, before, instruction, selection, path, claim)

@@ -70,13 +70,16 @@ async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
         if isinstance(instruction, Cmd) and dialect.own_history:
             changed = msgspec.structs.replace(changed, args_escaped=True)
         text = effects.recorded(instruction, changed)
+        if dialect.own_history:
+            # It shows the values of ARG, which are those of this build.
+            text = created_by.configured(instruction, config, changed, stage.scope.variables(changed.env))
         key = keys.key_of(stage.state.key, "meta", text, author, *filter(None, [user]), config=changed)
         return changed, text, key
 
     changed, text, key = await stage.compute(effect, large=isinstance(instruction, Expose))
     stage.cmd_set = stage.cmd_set or isinstance(instruction, Cmd)
     if stage.own_history:
-        command = [created_by.configured(instruction, config, changed, stage.scope.variables(changed.env))]
+        command = [text]
     elif isinstance(instruction, Workdir):
         command = commented(config, f"#(nop) {text}")
     else:
