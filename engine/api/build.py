@@ -107,6 +107,8 @@ def decode_prune(request: Request) -> PruneOptions:
     """The parameters of POST /build/prune. Raises InvalidParameter that names the parameter."""
     query = request.query
     filters = parameters.filters(query, options.PRUNE_FILTERS)
+    values = [value for each in filters.values() for value in each]
+    options.check_filters(sum(map(len, values)), len(values))
     unused = filters.pop("until", []) + filters.pop("unused-for", [])
     if len(unused) > 1:
         raise InvalidParameter("filters: until and unused-for take one value together")

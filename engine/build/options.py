@@ -39,6 +39,10 @@ SANDBOX = "buildkitsandbox"
 PRUNE_FILTERS = frozenset(
     ("description", "id", "inuse", "label", "label!", "parent", "private", "shared", "type", "until", "unused-for")
 )
+LONGEST, CONDITIONS = 4096, 16
+"""Characters of all filters of a request about the build cache, and conditions in them. A prune
+checks them for each of thousands of entries in the event loop.
+"""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +131,16 @@ class PruneOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Remove records until the cache has at most this size."""
     min_free_space: int = 0
     """Remove records until the disk has this much free space."""
+
+
+def check_filters(characters: int, conditions: int = 0) -> None:
+    """Raises InvalidParameter for more of them than the entries of the build cache are compared
+    with.
+    """
+    if characters > LONGEST:
+        raise InvalidParameter(f"the filters have more than {LONGEST} characters")
+    if conditions > CONDITIONS:
+        raise InvalidParameter(f"the filters have more than {CONDITIONS} conditions")
 
 
 def context_key(name: str) -> str:

@@ -20,16 +20,12 @@ from collections.abc import Callable, Sequence
 
 from engine import booleans
 from engine.build.buildkit.control_messages import PruneRequest, Time, UsageRecord
-from engine.build.options import PruneOptions
+from engine.build.options import PruneOptions, check_filters
 from engine.build.prune import CONTEXT, Entry
 from engine.errors import InvalidParameter, words
 
 RECORDS, DESCRIPTION = 10_000, 500
 """Entries of the cache in one message, and bytes of each description."""
-LONGEST, CONDITIONS = 4096, 16
-"""Characters of all filters of a request, and conditions in them. A prune checks them for each of
-thousands of entries in the event loop.
-"""
 
 Condition = Callable[[Entry], bool]
 
@@ -52,11 +48,10 @@ _TEXTS: dict[str, Callable[[Entry], str]] = {
 
 def condition(filters: Sequence[str]) -> Condition:
     """The condition that the filters of a request state."""
-    if sum(len(text) + 1 for text in filters) > LONGEST:
-        raise InvalidParameter(f"the filters have more than {LONGEST} characters")
+    characters = sum(len(text) + 1 for text in filters)
+    check_filters(characters)  # before they are read
     alternatives = [[_one(field) for field in _fields(text)] for text in filters if text]
-    if sum(map(len, alternatives)) > CONDITIONS:
-        raise InvalidParameter(f"the filters have more than {CONDITIONS} conditions")
+    check_filters(characters, sum(map(len, alternatives)))
     if not alternatives:
         return lambda _: True
     return lambda entry: any(all(one(entry) for one in conditions) for conditions in alternatives)
@@ -130,4 +125,4 @@ def record(entry: Entry) -> UsageRecord:
     )
 
 
-__all__ = ["DESCRIPTION", "LONGEST", "RECORDS", "condition", "prune_options", "record", "records"]
+__all__ = ["DESCRIPTION", "RECORDS", "condition", "prune_options", "record", "records"]

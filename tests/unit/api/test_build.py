@@ -341,6 +341,7 @@ def test_prune(tmp_path: Path) -> None:
         ('filters={"label!":["x"]}', PruneOptions(filters={"label!": ["x"]})),
         ('filters={"unused-for":{"100":true}}', PruneOptions(unused_since_ns=100 * 10**9)),
         ('filters={"type":["regular"],"id":["x"]}', PruneOptions(filters={"type": ["regular"], "id": ["x"]})),
+        (f'filters={{"id":{json.dumps(["x"] * 16)}}}', PruneOptions(filters={"id": ["x"] * 16})),
     ],
 )
 def test_parameters_of_a_prune(query: str, expected: PruneOptions) -> None:
@@ -385,6 +386,8 @@ def test_outputs_are_ignored_before_1_40(version: str, obeyed: bool) -> None:
         ('filters={"until":["1h"],"unused-for":["1h"]}', "until and unused-for"),
         ('filters={"nonsense":["1h"]}', "Invalid filter 'nonsense'"),
         ("filters=x", "invalid filters"),
+        (f'filters={{"id":{json.dumps([str(each) for each in range(17)])}}}', "more than 16 conditions"),
+        ('filters={"id":["a"],"type":{"%s":true}}' % ("b" * 4096), "more than 4096 characters"),
     ],
 )
 def test_bad_parameters_of_a_prune(query: str, words: str) -> None:
