@@ -170,9 +170,16 @@ class Index:
 
     def _charge(self, size: int) -> None:
         self._members += 1
-        self._memory += _ENTRY + size
         if self._members > MAX_MEMBERS:
             raise InvalidParameter(f"build context: more than {MAX_MEMBERS} entries")
+        self.hold(_ENTRY + size)
+
+    def hold(self, size: int) -> None:
+        """Count memory that is kept for the entries.
+
+        Raises InvalidParameter when it is too much.
+        """
+        self._memory += size
         if self._memory > MAX_INDEX:
             raise InvalidParameter(f"build context: names and attributes take more than {MAX_INDEX >> 20} MiB")
 

@@ -92,6 +92,11 @@ _BATCH = 1 << 20
 """Bytes that are passed to a thread at once."""
 _TICK_NS = 20_000_000
 """More than a step of a file system's clock: changes within it may leave one time."""
+_STAT = 1000
+"""Bytes of a STAT that need not be counted beside its file.
+
+It may have fields without a meaning.
+"""
 _PATHS = 8 << 10
 """Characters of the paths by which files are listed alone."""
 _LENGTH = struct.Struct("<I")
@@ -711,7 +716,7 @@ class Transfer:
         for turn in range(READINGS):
             if turn:
                 await asyncio.sleep(PAUSE * turn)
-                self._begin_again(changed)
+                await uninterrupted(asyncio.to_thread(self._begin_again, changed))
             await copy(self, ())
             if self._batch:
                 await self._flush()
@@ -730,8 +735,18 @@ class Transfer:
         if not self._asked:
             return {}
         read = time.time_ns()
+        # In threads: there may be hundreds of thousands of files.
+        look, paths = await asyncio.to_thread(self._look)
+        await copy(look, paths)
+        return await asyncio.to_thread(self._unlike, look, read)
+
+    def _look(self) -> tuple[_Look, Sequence[str]]:
+        """Finds out which files are still as they were listed; the paths that are to be listed."""
         look = _Look(self._asked.keys() - self._broken, self._known)
-        await copy(look, _alone([file.path for file in self._asked.values()]))
+        return look, _alone([file.path for file in self._asked.values()])
+
+    def _unlike(self, look: _Look, read: int) -> dict[bytes, Listed]:
+        """The files that may have changed up to the time `read`."""
         return {
             stat: file
             for stat, file in self._asked.items()
@@ -739,7 +754,9 @@ class Transfer:
         }
 
     def _begin_again(self, changed: Collection[bytes]) -> None:
-        """Begin the list anew. What has arrived is known then, but files that have `changed`."""
+        """Begin the list anew. What has arrived is known then, but files that have `changed`. In a
+        thread.
+        """
         received = self._received.values()
         twins = {record.stat for record in _with_twins(received, received) if record.twin}
         self._known |= {
@@ -771,6 +788,7 @@ class Transfer:
         """Add a file that is not known. True if its content is needed, as that of `number`."""
         if clean(file.path) != file.path or not file.path or "\0" in file.path:
             raise InvalidParameter(f"build context: {file.path[:200]!r} is no path in a directory")
+        self._index.hold(max(0, len(stat) - _STAT))
         if file.kind != FILE or not file.size:
             self._place(file, 0, b"")
             self._listed.append(Record(stat, file, self._begun))

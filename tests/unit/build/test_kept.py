@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
@@ -310,6 +311,37 @@ def test_a_file_that_never_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert not store.files
 
     run(work, tmp_path)
+
+
+def test_lists_are_compared_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have hundreds of thousands of files."""
+    monkeypatch.setattr(kept, "PAUSE", 0)
+    threads: dict[str, set[threading.Thread]] = {}
+
+    def noted(name: str) -> None:
+        function = getattr(kept, name)
+
+        def note(*arguments: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.current_thread())
+            return function(*arguments)
+
+        monkeypatch.setattr(kept, name, note)
+
+    noted("_with_twins")
+    noted("_alone")
+
+    def change(client: Client, path: str) -> None:
+        if client.asked == ["a"]:
+            client.tree["a"] = Node(b"other", modified=OLD + 1)
+
+    async def work(store: Store) -> None:
+        client = Client(FIRST, change)
+        await (await store.receive_from(client)).close()
+        assert client.asked == ["a", "b", "a"]
+
+    run(work, tmp_path)
+    assert threads.keys() == {"_with_twins", "_alone"}
+    assert threading.current_thread() not in set().union(*threads.values())
 
 
 def test_a_file_that_is_written_at_the_moment_is_read_twice(tmp_path: Path) -> None:
@@ -652,6 +684,24 @@ def test_paths_that_are_none(path: str, tmp_path: Path) -> None:
     async def work(store: Store) -> None:
         with pytest.raises(InvalidParameter, match="build context"):
             await store.build({path: b"1"})
+
+    run(work, tmp_path)
+
+
+def test_long_stats_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is kept as long as the transfer, with fields that have no meaning."""
+    monkeypatch.setattr("engine.build.context.MAX_INDEX", 100_000)
+
+    async def work(store: Store) -> None:
+        async def listed(size: int) -> None:
+            async with store.contexts.transfer(KEY, "words", "one") as transfer:
+                for number in range(200):
+                    transfer.add(number, bytes(size), kept.Listed(f"{number:03}", "0", 0o644, 0, 0, 0, OLD))
+                await transfer.discard()
+
+        await listed(1000)
+        with pytest.raises(InvalidParameter, match="names and attributes take more than"):
+            await listed(10_000)
 
     run(work, tmp_path)
 
