@@ -661,10 +661,9 @@ class _Look:
 
 def _alone(paths: Sequence[str]) -> Sequence[str]:
     """The paths, if a client can list these files alone. None of them if it is to list all."""
-    # Clients take a path as a pattern.
-    if sum(map(len, paths)) > _PATHS or any(not _PATTERN.isdisjoint(path) for path in paths):
-        return ()
-    return paths
+    # Clients take a path as a pattern, and not every client decodes other names.
+    plain = all(path.isascii() and path.isprintable() and _PATTERN.isdisjoint(path) for path in paths)
+    return paths if plain and sum(map(len, paths)) <= _PATHS else ()
 
 
 _PATTERN = frozenset("*?[]\\")

@@ -166,6 +166,15 @@ def test_the_history_has_the_words_of_buildkit(builder: TempEngine) -> None:
     assert builder.request("GET", f"/v1.51/images/{name}/json").json()["Config"]["ArgsEscaped"] is True
 
 
+def test_a_name_that_is_not_utf_8(builder: TempEngine) -> None:
+    name = f"{unique()}:1"
+    directories = {"dockerfile": {"Dockerfile": b"FROM busybox\nCOPY n\xff /x\n"}, "context": {"n\udcff": b"1"}}
+    built = Build(builder.socket, directories, names=name, options={"filename": "Dockerfile"}).result()
+    assert built.failure is None, built.failure
+    history = builder.request("GET", f"/v1.51/images/{name}/history").json()
+    assert history[0]["CreatedBy"] == "COPY n\ufffd /x # buildkit"
+
+
 def test_the_history_has_no_words_of_other_builds(builder: TempEngine) -> None:
     """Values of arguments may be secrets of the build that made a step of the same result."""
     text = f"FROM busybox\nLABEL one={unique()}\nARG A\nARG B=1\nCOPY FILE /x\n"

@@ -65,7 +65,9 @@ def encoded(metadata: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """
     found = list(metadata)
     unsafe = {name for name, value in found if not (value.isascii() and value.isprintable())}
-    sent = [(name, quote(value, safe="") if name in unsafe else value) for name, value in found]
+    sent = [
+        (name, quote(value, safe="", errors="surrogateescape") if name in unsafe else value) for name, value in found
+    ]
     return sent + [(f"{name}-encoded", "1") for name in sorted(unsafe)]
 
 

@@ -143,8 +143,8 @@ def test_patterns_are_the_clients_business() -> None:
         raise sessions.Failed(2, "stop")
 
     with pytest.raises(ServerError, match="stop"):
-        synced({sessions.DIFF_COPY: look}, exclude=("é b", "c"), follow=("f",))
-    assert seen[0]["exclude-patterns"] == ["%C3%A9%20b", "c"]
+        synced({sessions.DIFF_COPY: look}, exclude=("é b", "c", "\udcff"), follow=("f",))
+    assert seen[0]["exclude-patterns"] == ["%C3%A9%20b", "c", "%FF"]
     assert seen[0]["exclude-patterns-encoded"] == ["1"]
     assert seen[0]["followpaths"] == ["f"] and "followpaths-encoded" not in seen[0]
     assert seen[0]["dir-name"] == ["context"]
