@@ -43,6 +43,7 @@ import hashlib
 import logging
 import os
 import posixpath
+import re
 import secrets
 import struct
 import time
@@ -661,12 +662,15 @@ class _Look:
 
 def _alone(paths: Sequence[str]) -> Sequence[str]:
     """The paths, if a client can list these files alone. None of them if it is to list all."""
-    # Clients take a path as a pattern, and not every client decodes other names.
-    plain = all(path.isascii() and path.isprintable() and _PATTERN.isdisjoint(path) for path in paths)
-    return paths if plain and sum(map(len, paths)) <= _PATHS else ()
+    return paths if sum(map(len, paths)) <= _PATHS and all(map(_PLAIN.fullmatch, paths)) else ()
 
 
-_PATTERN = frozenset("*?[]\\")
+_PLAIN = re.compile(r"(?![! ])[^*?\[\]\\\x00-\x1f\x7f-\U0010ffff]+(?<! )")
+"""Names of files that clients find as they are.
+
+A path is a pattern for them, of which `!` may be the first character, and without blanks around it.
+Not every client decodes names that are not ASCII.
+"""
 
 
 class Transfer:

@@ -367,7 +367,9 @@ def test_only_what_was_read_is_listed_again(tmp_path: Path) -> None:
         assert await lists({"a": b"1", "b": b"2"}) == [[]]
         assert await lists({"a": b"1", "b": b"2", "c": b"3"}) == [[], ["c"]]
         # A client would take the name as a pattern.
-        assert await lists({"a": b"1", "b*": b"2"}) == [[], []]
+        for pattern in ("b*", "b?", "b[c]", "b\\c", "!b", " b", "b "):
+            assert await lists({"a": b"1", pattern: b"2"}) == [[], []], pattern
+        assert await lists({"a": b"1", "b !c~/(+)": b"2"}) == [[], ["b !c~/(+)"]]
         assert await lists({f"{number:0200}": b"1" for number in range(100)}) == [[], []]
         # It may not be able to read the name in metadata.
         assert await lists({"a": b"1", "\u00e9": b"2"}) == [[], []]
