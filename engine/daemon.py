@@ -739,7 +739,7 @@ class Daemon:
             # Strays of the start (`_end_strays`), whose ends the monitor may not have seen yet.
             if left := {process.exit for process in self.monitor.processes.values()}:
                 await asyncio.wait(left, timeout=END_LIMIT)
-            await self.monitor.shutdown()
+            await self.monitor.shutdown(END_LIMIT)
         else:
             await self.monitor.close()
 

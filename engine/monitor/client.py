@@ -233,17 +233,24 @@ class Monitor:
         for name in [*self.held]:
             self._replace_held(name, -1)
 
-    async def shutdown(self) -> None:
-        """End the monitor too. Raises ServerError while a process is left."""
+    async def shutdown(self, limit: float = 0.0) -> None:
+        """End the monitor too. Raises ServerError when a process is left for `limit` seconds: that
+        of a start which a killed daemon had begun may still be ending.
+        """
+        deadline = time.monotonic() + limit
         if self._restoring is not None:
             await asyncio.wait([self._restoring])
         self.closing = True
-        try:
-            with suppress(Interrupted):
-                await self.ask(messages.Shutdown)
-        except ServerError:
-            self.closing = False
-            raise
+        while True:
+            try:
+                with suppress(Interrupted):
+                    await self.ask(messages.Shutdown)
+                break
+            except ServerError:
+                if time.monotonic() >= deadline:
+                    self.closing = False
+                    raise
+                await asyncio.sleep(0.05)
         while self._children:  # noqa: ASYNC110 (collected when it is our child; happens once)
             await asyncio.sleep(0.005)
         await self.close()

@@ -201,7 +201,7 @@ class FakeMonitor:
             self.host._client = None
         self._fail("the daemon is leaving")
 
-    async def shutdown(self) -> None:
+    async def shutdown(self, limit: float = 0.0) -> None:
         await self.host.point("shutdown")
         if self.host.processes:
             raise ServerError(f"{len(self.host.processes)} processes are left: {next(iter(self.host.processes))}")

@@ -637,3 +637,36 @@ def test_a_confirmation_that_a_dead_monitor_did_not_read_is_sent_again(
         assert len(ends) == 1
 
     drive(tmp_path, story)
+
+
+def test_a_shutdown_waits_for_a_process_that_is_ending(tmp_path: Path) -> None:
+    """A start that a killed daemon had begun is unknown to this daemon, and may still be ending."""
+
+    async def story(monitor: Monitor, peer: Peer, _: Ends) -> None:
+        async def refuse() -> None:
+            order = await peer.next()
+            assert isinstance(order, messages.Shutdown)
+            peer.send(messages.Failed(order.seq, "1 processes are left: one"))
+
+        ending = asyncio.ensure_future(monitor.shutdown(10 * PATIENCE))
+        await refuse()
+        await refuse()
+        order = await peer.next()
+        assert isinstance(order, messages.Shutdown)
+        peer.send(messages.Done(order.seq))
+        await asyncio.wait_for(ending, 10 * PATIENCE)
+        assert monitor.closing
+
+    drive(tmp_path, story)
+
+
+def test_a_shutdown_beside_a_process_is_refused(tmp_path: Path) -> None:
+    async def story(monitor: Monitor, peer: Peer, _: Ends) -> None:
+        ending = asyncio.ensure_future(monitor.shutdown())
+        order = await peer.next()
+        peer.send(messages.Failed(order.seq, "1 processes are left: one"))
+        with pytest.raises(ServerError, match="1 processes are left"):
+            await asyncio.wait_for(ending, 10 * PATIENCE)
+        assert not monitor.closing
+
+    drive(tmp_path, story)
