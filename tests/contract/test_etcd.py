@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from engine.manager import etcd as etcd_client
 from engine.manager.clock import SystemClock
 from engine.manager.kv import (
     FIRST,
@@ -181,7 +182,10 @@ def test_leases(run: Run) -> None:
     run(work)
 
 
-def test_members(run: Run) -> None:
+def test_members(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    # a disk may be busy for seconds
+    monkeypatch.setattr(etcd_client, "CHANGE", etcd_client.CHANGE * PATIENCE)
+
     async def work(etcd: Etcd) -> None:
         status = await etcd.status()
         members = await etcd.members()
