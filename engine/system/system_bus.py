@@ -14,8 +14,8 @@ Raises:  BusError.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +25,8 @@ from engine.system.tasks import spawn
 if TYPE_CHECKING:
     from dbus_fast import Message
     from dbus_fast.aio import MessageBus
+
+_log = logging.getLogger(__name__)
 
 CALL = 15.0
 """Seconds that a call may take, with the connection that it makes."""
@@ -194,8 +196,10 @@ class _Connection:
 
     async def ended(self) -> None:
         """Wait for its end. Calls then fail."""
-        with contextlib.suppress(Exception):  # why it has ended
+        try:
             await self.bus.wait_for_disconnect()  # type: ignore[no-untyped-call]
+        except Exception as error:  # of the library, which has no common base
+            _log.info("the connection to the system bus has ended: %s", words(error))
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(EOFError())
