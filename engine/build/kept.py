@@ -343,6 +343,8 @@ class KeptContexts:
         for listed in records:
             if listed.segment not in ("", _FRESH, *segments):
                 continue  # it is not kept, or another build has replaced it
+            if not _is_text(listed.file):
+                continue  # the index holds text only
             record = msgspec.structs.replace(listed, segment=name) if listed.segment == _FRESH else listed
             before = known.get(record.file.path)
             if before is None or before.stat != record.stat or before.digest != record.digest:
@@ -628,6 +630,14 @@ class _Incoming:
 
 Copy: TypeAlias = "Callable[[Transfer | _Look, Sequence[str]], Awaitable[None]]"
 """Copies the client's directory to a receiver, or what some paths in it name."""
+
+
+def _is_text(file: Listed) -> bool:
+    try:
+        f"{file.path}{file.target}".encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class _Look:

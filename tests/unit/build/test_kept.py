@@ -414,6 +414,18 @@ def test_directories_with_twins_that_change_places(tmp_path: Path) -> None:
     run(work, tmp_path)
 
 
+def test_a_name_that_is_no_text_is_not_kept(tmp_path: Path) -> None:
+    """All other files are."""
+    files = {"a": Node(b"1", modified=OLD), "\udcff": Node(b"22", modified=OLD)}
+
+    async def work(store: Store) -> None:
+        assert sorted((await store.build(files)).asked) == ["a", "\udcff"]
+        again = await store.build(files)
+        assert again.asked == ["\udcff"] and again.contents == {"a": b"1", "\udcff": b"22"}
+
+    run(work, tmp_path)
+
+
 def test_nothing_is_kept_without_a_key(tmp_path: Path) -> None:
     async def work(store: Store) -> None:
         assert [(await store.build({"a": b"1"}, key="")).asked for _ in range(2)] == [["a"], ["a"]]
