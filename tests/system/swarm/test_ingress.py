@@ -98,7 +98,7 @@ def test_udp(cluster: Cluster, first: Node) -> None:
                     return ""
 
             until("an answer", answer)
-            assert {answer() for _ in range(16)} == {f"a {outside.address}", f"b {outside.address}"}
+            assert {answer() for _ in range(48)} == {f"a {outside.address}", f"b {outside.address}"}
 
 
 class Datagrams:

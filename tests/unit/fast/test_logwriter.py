@@ -276,13 +276,17 @@ def test_times_do_not_go_back_in_a_file_whose_mode_cannot_say_so(tmp_path: Path)
 
 @contextmanager
 def files_of_another_user() -> Iterator[None]:
-    """This thread may write to files that are open, and change no mode: setfsuid(2)."""
+    """This thread may write to files that are open, and change no mode: setfsuid(2).
+
+    The change makes the process undumpable (PR_SET_DUMPABLE, prctl(2)), which other tests look at.
+    """
     libc = ctypes.CDLL(None)
     libc.setfsuid(65534)
     try:
         yield
     finally:
         libc.setfsuid(0)
+        libc.prctl(4, 1, 0, 0, 0)
 
 
 @pytest.mark.parametrize("tail", [b'{"log":"to', b"\0" * 40000, b"x" * 70000, b"{"])
