@@ -95,6 +95,7 @@ class SystemBus:
         self._connecting = asyncio.Lock()
         self._listeners: dict[Signal, Callable[[], None]] = {}
         self._watching: asyncio.Task[None] | None = None
+        self._closed = False
 
     def listen(self, signal: Signal, heard: Callable[[], None]) -> None:
         """From the next call on, call `heard` for each such signal, and when the connection has
@@ -119,7 +120,8 @@ class SystemBus:
             raise BusError(f"{member}: {peer.name} has not answered for {limit:.3g} s") from error
 
     async def close(self) -> None:
-        """End the connection. Calls that wait for an answer fail."""
+        """End the connection, for ever. Calls that wait for it or for an answer fail."""
+        self._closed = True
         self._listeners.clear()
         connection, self._connection = self._connection, None
         if connection is not None and self._watching is not None:
@@ -131,7 +133,13 @@ class SystemBus:
         async with self._connecting:
             connection = self._connection
             if connection is None or not connection.bus.connected:
-                connection = self._connection = _Connection(await _connect(), self._heard)
+                bus = await _connect()
+                connection = _Connection(bus, self._heard)
+                if self._closed:
+                    bus.disconnect()
+                    await connection.ended()
+                    raise BusError("the system bus: it is no longer used, because the engine ends")
+                self._connection = connection
                 self._watching = spawn(self._watch(connection), "the system bus")
             for signal in self._listeners.keys() - connection.signals:
                 await connection.call(BUS, "AddMatch", "s", (signal.rule,))
@@ -205,10 +213,16 @@ class _Connection:
                 answer.set_exception(EOFError())
 
     def _received(self, message: Message) -> None:
-        answer = self._answers.get(message.reply_serial)
-        if answer is None:
-            self._heard(message.path, message.member)
-        elif not answer.done():
+        """The bus lets any user send a signal to one connection, and the sender may give it a
+        reply serial. What a service tells everyone has no destination, and the bus has compared it
+        with the rules, which name the service. Only the called service can answer a call.
+        """
+        from dbus_fast import MessageType
+
+        if message.message_type is MessageType.SIGNAL:
+            if message.destination is None:
+                self._heard(message.path, message.member)
+        elif (answer := self._answers.get(message.reply_serial)) is not None and not answer.done():
             answer.set_result(message)
 
 

@@ -162,6 +162,55 @@ def test_signals_are_heard_and_so_is_the_end_of_the_connection(bus: Bus) -> None
     asyncio.run(scenario())
 
 
+def test_what_another_user_sends_to_the_connection_is_neither_a_signal_nor_an_answer(bus: Bus) -> None:
+    async def scenario() -> None:
+        heard: list[str] = []
+        async with connected() as client, echo() as service:
+            client.listen(Signal(ECHO.name, ECHO.path, "Changed"), lambda: heard.append("changed"))
+            names = await client.call(BUS, "ListNames")
+            (destination,) = {name for name in names if name.startswith(":")} - {service.unique_name}
+            waiting = asyncio.ensure_future(client.call(ECHO, "Silence"))
+            await client.call(ECHO, "Same")
+            stranger = await MessageBus(bus_type=BusType.SYSTEM).connect()
+            for serial in (None, *range(1, 20)):
+                forged = Message.new_signal(ECHO.path, ECHO.interface, "Changed", "s", ["forged"])
+                forged.destination, forged.reply_serial = destination, serial or 0
+                await stranger.send(forged)
+            await stranger.send(Message.new_signal(ECHO.path, ECHO.interface, "Changed"))
+            await stranger.call(Message(destination=BUS.name, path=BUS.path, interface=BUS.interface, member="GetId"))
+            await client.call(ECHO, "Same")  # sent after them, and answered
+            assert not heard and not waiting.done()
+            await service.send(Message.new_signal(ECHO.path, ECHO.interface, "Changed"))
+            await client.call(ECHO, "Same")
+            assert heard == ["changed"]
+            waiting.cancel()
+            stranger.disconnect()
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_is_being_made_is_closed(bus: Bus) -> None:
+    async def scenario() -> None:
+        async with connected() as first:  # the library is loaded, and the pool's threads run
+            await first.call(BUS, "ListNames")
+        gc.collect()
+        before = os.listdir("/proc/self/fd")
+        client = SystemBus()
+        calls = [asyncio.ensure_future(client.call(BUS, "ListNames")) for _ in range(3)]
+        for _ in range(1000):
+            await asyncio.sleep(0)
+            if os.listdir("/proc/self/fd") != before:
+                break
+        assert os.listdir("/proc/self/fd") != before and not calls[0].done(), "it has a socket, and no answer"
+        await client.close()
+        for call in (*calls, client.call(BUS, "ListNames")):
+            with pytest.raises(BusError, match="no longer used"):
+                await call
+        assert os.listdir("/proc/self/fd") == before
+
+    asyncio.run(scenario())
+
+
 def test_a_call_that_is_cancelled_leaves_the_connection(bus: Bus) -> None:
     async def scenario() -> None:
         async with connected() as client, echo():
