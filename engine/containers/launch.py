@@ -34,7 +34,7 @@ from engine.logs.targets import Target
 from engine.monitor.handles import Process
 from engine.networks.attachments import Joined
 from engine.networks.publishing import Request
-from engine.runtime import cgroups
+from engine.runtime import cgroups, scopes
 from engine.runtime.oci import Runtime
 from engine.system import host_paths, limits, user_namespaces
 from engine.system.files import remove_tree
@@ -128,10 +128,14 @@ async def _end(parts: Parts, key: str, runtime: Runtime) -> None:
 
 async def remove_cgroup(parts: Parts, cgroup: str) -> None:
     """Remove the control group where the runtime has left it: crun does so when a limit cannot be
-    set, and then has no state for `delete`.
+    set, and then has no state for `delete`. systemd removes that of a scope.
 
     A process of the runtime that was killed with its monitor may still be exiting in it.
     """
+    if scopes.is_scope(cgroup) and parts.cgroups.mode == "v2":
+        if not await _scope_ends(parts, cgroup, kill=True):
+            _log.warning("systemd has not removed the control group %s", cgroup)
+        return
     for pause in (*_BUSY_PAUSES, None):
         try:
             await asyncio.to_thread(parts.cgroups.remove, cgroup)
@@ -456,15 +460,17 @@ async def release(record: ContainerRecord, parts: Parts, *, abandoned: bool = Fa
 
 async def _discard(record: ContainerRecord, parts: Parts) -> None:
     # Hooks of devices at the end of a run are the runtime's affair.
-    if record.host.device_requests or (record.cgroup_driver == "systemd" and not await _scope_ends(record, parts)):
+    cgroup = cgroup_of(record)
+    if record.host.device_requests or (record.cgroup_driver == "systemd" and not await _scope_ends(parts, cgroup)):
         await _end_what_is_left(record, parts)
         return
-    await runtime_of(record, parts).discard(record.id, cgroup_of(record), parts.cgroups)
+    await runtime_of(record, parts).discard(record.id, cgroup, parts.cgroups)
 
 
-async def _scope_ends(record: ContainerRecord, parts: Parts) -> bool:
+async def _scope_ends(parts: Parts, cgroup: str, *, kill: bool = False) -> bool:
     """Wait until systemd has removed the control group of a scope. Returns False if it does not,
-    or if processes are left; the runtime then has systemd stop the scope.
+    or if processes are left, unless it is to `kill` them; the runtime then has systemd stop the
+    scope.
 
     Nothing else may remove it. systemd is notified of the last process's end, and then reads
     cgroup.events. If that file is gone by then, the scope counts as active for ever (systemd 252),
@@ -472,11 +478,12 @@ async def _scope_ends(record: ContainerRecord, parts: Parts) -> bool:
     """
     if parts.cgroups.mode != "v2":
         return False  # systemd removes the directories of some controllers only
-    cgroup = cgroup_of(record)
     for pause in _SCOPE_PAUSES:
         if not await asyncio.to_thread(parts.cgroups.exists, cgroup):
             return True
-        if await asyncio.to_thread(parts.cgroups.processes, cgroup):
+        if kill:
+            await asyncio.to_thread(parts.cgroups.kill, cgroup)
+        elif await asyncio.to_thread(parts.cgroups.processes, cgroup):
             return False
         await asyncio.sleep(pause)
     return False

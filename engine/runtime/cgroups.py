@@ -384,8 +384,11 @@ class Cgroups(msgspec.Struct, frozen=True):
             try:
                 Path(f"{self.unified}{cgroup}/cgroup.kill").write_text("1")
                 return
-            except FileNotFoundError:
-                pass  # it is gone, or the kernel is older than 5.14
+            except OSError as error:
+                if error.errno == errno.ENODEV:  # it was removed after the file was opened
+                    return
+                if error.errno != errno.ENOENT:  # it is gone, or the kernel is older than 5.14
+                    raise
         for _ in range(_KILL_ROUNDS):
             found = self.processes(cgroup)
             if not found:

@@ -89,6 +89,11 @@ def container_id(unit: str) -> str:
     return match[1] if match else unit
 
 
+def is_scope(cgroup: str) -> bool:
+    """Returns True if a control group, given by its path, is that of a container's unit."""
+    return _SCOPE.fullmatch(cgroup.rpartition("/")[2]) is not None
+
+
 def oci_path(container_id: str, parent: str) -> str:
     """`linux.cgroupsPath` of a container in a slice, as the runtimes want it: slice, prefix,
     name.

@@ -111,7 +111,7 @@ def test_a_control_group_is_removed_when_its_last_process_has_exited() -> None:
         if answer is not None:
             raise answer
 
-    parts: Any = SimpleNamespace(cgroups=SimpleNamespace(remove=remove))
+    parts: Any = SimpleNamespace(cgroups=SimpleNamespace(mode="v2", remove=remove))
     asyncio.run(launch.remove_cgroup(parts, "/engined/c"))
     assert answers == []
 
@@ -120,8 +120,8 @@ def test_a_control_group_is_removed_when_its_last_process_has_exited() -> None:
     ("driver", "mode", "looks", "processes", "calls"),
     [
         ("systemd", "v2", 3, [], ["discard"]),
-        ("systemd", "v2", 1000, [], ["delete", "remove"]),
-        ("systemd", "v2", 3, [7], ["delete", "remove"]),
+        ("systemd", "v2", 1000, [], ["delete", *["kill"] * 10]),
+        ("systemd", "v2", 3, [7], ["delete", "kill", "kill"]),
         ("systemd", "hybrid", 0, [], ["delete", "remove"]),
         ("cgroupfs", "v2", 1000, [], ["discard"]),
     ],
@@ -129,8 +129,8 @@ def test_a_control_group_is_removed_when_its_last_process_has_exited() -> None:
 def test_a_scope_is_removed_by_systemd(
     driver: str, mode: str, looks: int, processes: list[int], calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By itself when it sees that no process is left, or because the runtime asks it to. The
-    directory is not removed before.
+    """By itself when it sees that no process is left, or because the runtime asks it to. Nothing
+    else removes the directory.
     """
     monkeypatch.setattr(launch, "_SCOPE_PAUSES", (0.0,) * 10)
     seen: list[str] = []
@@ -144,10 +144,11 @@ def test_a_scope_is_removed_by_systemd(
         mode=mode,
         exists=lambda _: bool(left) and left.pop(),
         processes=lambda _: processes,
+        kill=lambda _: seen.append("kill"),
         remove=lambda _: seen.append("remove"),
     )
     host = SimpleNamespace(device_requests=())
-    record: Any = SimpleNamespace(id="c", parent_cgroup="", cgroup_driver=driver, host=host, runtime="crun")
+    record: Any = SimpleNamespace(id="c" * 64, parent_cgroup="", cgroup_driver=driver, host=host, runtime="crun")
     parts: Any = SimpleNamespace(cgroups=cgroups, runtimes=SimpleNamespace(of=lambda _: runtime))
     asyncio.run(launch._discard(record, parts))
     assert seen == calls

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -188,6 +190,21 @@ def test_all_processes_are_killed(tmp_path: Path) -> None:
     (tmp_path / "unified/c/cgroup.kill").write_text("")
     v2.kill("/c")
     assert (tmp_path / "unified/c/cgroup.kill").read_text() == "1"
+    v2.kill("/gone")
+
+
+@pytest.mark.parametrize(("number", "raised"), [(errno.ENODEV, False), (errno.EACCES, True)])
+def test_a_control_group_may_be_removed_while_it_is_killed(
+    number: int, raised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    v2 = host(tmp_path, V2, kept="memory")
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(OSError, match=os.strerror(number)) if raised else contextlib.nullcontext():
+        v2.kill("/c")
 
 
 def test_lists_of_numbers() -> None:

@@ -44,6 +44,12 @@ def test_an_id_is_read_from_the_name_of_a_scope() -> None:
         assert scopes.container_id(name) == name
 
 
+def test_a_scope_is_known_by_its_path() -> None:
+    assert scopes.is_scope(cgroups.path(ID, "a-b.slice", "systemd"))
+    for path in (cgroups.path(ID, "", "cgroupfs"), f"/system.slice/docker-{ID}.scope/x", "/a/docker-abc.scope", ""):
+        assert not scopes.is_scope(path)
+
+
 @pytest.mark.parametrize(
     "parent", ["a.slice", "-.slice", "a-b.slice", "machine_1.slice", r"a\x2db.slice", "x" * 249 + ".slice"]
 )
