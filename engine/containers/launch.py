@@ -31,10 +31,10 @@ from engine.containers.parts import Parts, Peers
 from engine.containers.store import ContainerRecord
 from engine.errors import EngineError, NotFound, words
 from engine.logs.targets import Target
-from engine.monitor.handles import Process
+from engine.monitor.handles import LaunchFailed, Process
 from engine.networks.attachments import Joined
 from engine.networks.publishing import Request
-from engine.runtime import cgroups, scopes
+from engine.runtime import cgroups, scope_limits, scopes
 from engine.runtime.oci import Runtime
 from engine.system import host_paths, limits, user_namespaces
 from engine.system.files import remove_tree
@@ -87,11 +87,25 @@ async def run(program: Program, parts: Parts, namespace: int, undo: contextlib.A
     root at RUN/root.
 
     The removal of the process and of the runtime's state is pushed on `undo` before anything is
-    created. Raises LaunchFailed with the runtime's reason, ServerError.
+    created. While systemd or D-Bus is being restarted, a process in a scope is tried again. Raises
+    LaunchFailed with the runtime's reason, ServerError.
     """
-    undo.push_async_callback(remove_cgroup, parts, program.cgroup)
+    undo.push_async_callback(_take_back, program, parts)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + scope_limits.LIMIT
+    while True:
+        try:
+            return await _try(program, parts, namespace)
+        except LaunchFailed as error:
+            if not program.scope or not scopes.was_away(error.reason) or loop.time() >= end:
+                raise
+            _log.info("container %s: %s; trying again", program.key, error.reason)
+        await _take_back(program, parts)
+        await asyncio.sleep(scope_limits.AGAIN)
+
+
+async def _try(program: Program, parts: Parts, namespace: int) -> Process:
     runtime = program.runtime or parts.runtimes.default
-    undo.push_async_callback(_end, parts, program.key, runtime)
     rows, columns = program.size
     made: list[str] = []
     if not program.scope and not program.cgroup.startswith(f"{cgroups.PARENT}/"):
@@ -115,15 +129,19 @@ async def run(program: Program, parts: Parts, namespace: int, undo: contextlib.A
             await asyncio.to_thread(parts.cgroups.claim, made)
 
 
-async def _end(parts: Parts, key: str, runtime: Runtime) -> None:
-    """Kill the process, and remove its state from the runtime and the monitor."""
+async def _take_back(program: Program, parts: Parts) -> None:
+    """Kill the process, and remove its state from the runtime and the monitor, and its control
+    group.
+    """
+    runtime = program.runtime or parts.runtimes.default
     try:
-        await runtime.delete(key)
-        process = parts.monitor.processes.get(key)
+        await runtime.delete(program.key)
+        process = parts.monitor.processes.get(program.key)
         if process is not None:
             await asyncio.wait({process.exit}, timeout=END_LIMIT)
     finally:
-        parts.monitor.forget(key)
+        parts.monitor.forget(program.key)
+        await remove_cgroup(parts, program.cgroup)
 
 
 async def remove_cgroup(parts: Parts, cgroup: str) -> None:

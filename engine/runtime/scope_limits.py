@@ -23,9 +23,9 @@ from engine.wire import oci
 SYSTEMD = Peer("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
 LIMIT = 25.0
 """Seconds that systemd may take for a change; it is D-Bus' own limit of a call."""
-
-_AGAIN = 0.1
+AGAIN = 0.1
 """Seconds until a call is repeated, when systemd or the bus is being started again."""
+
 _GONE = "org.freedesktop.systemd1.NoSuchUnit"
 _NONE = (1 << 64) - 1
 """systemd's number for no limit, and for a weight that is not set."""
@@ -128,8 +128,8 @@ class ScopeLimits:
             except BusError as error:
                 if error.name == _GONE:
                     raise NotFound(f"unit {unit}: {error}") from error
-                if not error.away or loop.time() + _AGAIN >= end:
+                if not error.away or loop.time() + AGAIN >= end:
                     named = any(name in str(error) for name, _ in changes)
                     of = "" if named else f" (properties {', '.join(dict(changes))})"
                     raise ServerError(f"unit {unit}: {error}{of}") from error
-            await asyncio.sleep(_AGAIN)
+            await asyncio.sleep(AGAIN)

@@ -94,6 +94,23 @@ def is_scope(cgroup: str) -> bool:
     return _SCOPE.fullmatch(cgroup.rpartition("/")[2]) is not None
 
 
+def was_away(reason: str) -> bool:
+    """Returns True if a runtime could not make a scope because systemd or D-Bus was being started
+    again, by its message. Its call may have had its effect.
+    """
+    return any(text in reason for text in _AWAY)
+
+
+_AWAY = (
+    "disconnected from message bus",  # by dbus-daemon: systemd left before it answered
+    "Remote peer disconnected",  # the same by dbus-broker
+    "Process org.freedesktop.systemd1 exited",  # by dbus-daemon: systemd is not there
+    "onnection reset by peer",
+    "connection closed by user",  # by runc: dbus has left
+    "cannot open sd-bus",  # by crun: dbus is not there
+)
+
+
 def oci_path(container_id: str, parent: str) -> str:
     """`linux.cgroupsPath` of a container in a slice, as the runtimes want it: slice, prefix,
     name.

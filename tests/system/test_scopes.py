@@ -164,6 +164,28 @@ def test_updates_while_systemd_is_executed_again(systemd: TempEngine) -> None:
         assert show(container, "TasksMax") == {"TasksMax": str(number)}
 
 
+def test_starts_while_systemd_is_executed_again(systemd: TempEngine) -> None:
+    container = systemd.started("sleep", "600", host={"PidsLimit": 50})
+    for _ in range(4):
+        with subprocess.Popen(["systemctl", "daemon-reexec"]) as command:
+            while command.poll() is None:
+                answer = systemd.request("POST", f"/v1.44/containers/{container}/restart?t=0")
+                assert answer.status == 204, answer
+        assert command.returncode == 0
+        assert show(container, "ActiveState", "TasksMax") == {"ActiveState": "active", "TasksMax": "50"}
+    systemd.docker("rm", "-f", container)
+    until("the scope is gone", lambda: gone(container))
+
+
+def test_starts_after_the_bus_was_restarted(systemd: TempEngine) -> None:
+    container = systemd.started("sleep", "600")
+    for _ in range(3):
+        subprocess.run(["systemctl", "kill", "--signal", "KILL", "dbus.service"], check=True)
+        answer = systemd.request("POST", f"/v1.44/containers/{container}/restart?t=0")
+        assert answer.status == 204, answer
+        assert show(container, "ActiveState") == {"ActiveState": "active"}
+
+
 def test_updates_after_the_bus_was_restarted(systemd: TempEngine) -> None:
     container = systemd.started("sleep", "600")
     for number in (50, 51):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import os
 import subprocess
@@ -98,6 +99,26 @@ def test_a_refusal_of_the_runtime_leaves_nothing(world: World) -> None:
                 await launch.run(STEP, engine.parts, 3, undo)
         assert not world.host.processes
         assert "step-1" in engine.monitor.forgotten
+
+    run(story())
+
+
+@pytest.mark.parametrize(("scope", "starts"), [(True, True), (False, False)])
+def test_a_scope_is_asked_for_again_when_systemd_comes_back(world: World, scope: bool, starts: bool) -> None:
+    reason = "sd-bus call: Message recipient disconnected from message bus without replying"
+
+    async def story() -> None:
+        engine = await world.boot()
+        world.host.refuse["step-1"] = LaunchFailed(reason, 1)
+        program = dataclasses.replace(STEP, scope=scope)
+        async with contextlib.AsyncExitStack() as undo:
+            if starts:
+                await launch.run(program, engine.parts, 3, undo)
+                assert world.host.processes["step-1"].argv == ("crun", "run", "step-1")
+            else:
+                with pytest.raises(LaunchFailed, match="without replying"):
+                    await launch.run(program, engine.parts, 3, undo)
+        assert not world.host.processes
 
     run(story())
 

@@ -174,7 +174,7 @@ def test_a_change_waits_for_a_systemd_that_is_executed_again(bus: Bus) -> None:
         await systemd.called.wait()
         await systemd.leave()
         systemd.answers = True
-        await asyncio.sleep(3 * scope_limits._AGAIN)
+        await asyncio.sleep(3 * scope_limits.AGAIN)
         assert not change.done()
         await systemd.connect()
         await change
@@ -188,7 +188,7 @@ def test_a_change_waits_for_a_bus_that_is_restarted(bus: Bus) -> None:
         await limits.change(ID, oci.Resources())
         await asyncio.to_thread(bus.stop)
         change = asyncio.ensure_future(limits.change(ID, LIMITS))
-        await asyncio.sleep(3 * scope_limits._AGAIN)
+        await asyncio.sleep(3 * scope_limits.AGAIN)
         assert not change.done()
         bus.start()
         await systemd.connect()

@@ -44,6 +44,20 @@ def test_an_id_is_read_from_the_name_of_a_scope() -> None:
         assert scopes.container_id(name) == name
 
 
+@pytest.mark.parametrize(
+    ("reason", "away"),
+    [
+        ("sd-bus call: Message recipient disconnected from message bus without replying", True),
+        ("cannot open sd-bus: Connection refused", True),
+        (f"sd-bus call: Unit docker-{ID}.scope already exists.", False),
+        ("sd-bus call: Cannot set property AllowedCPUs", False),
+        ("open executable: Permission denied", False),
+    ],
+)
+def test_a_runtime_says_that_systemd_was_away(reason: str, away: bool) -> None:
+    assert scopes.was_away(reason) is away
+
+
 def test_a_scope_is_known_by_its_path() -> None:
     assert scopes.is_scope(cgroups.path(ID, "a-b.slice", "systemd"))
     for path in (cgroups.path(ID, "", "cgroupfs"), f"/system.slice/docker-{ID}.scope/x", "/a/docker-abc.scope", ""):
