@@ -40,6 +40,9 @@ def test_the_package_starts_the_service() -> None:
     run("dpkg", "--install", str(DEB))
     assert active(), run("journalctl", "-u", "engined")
     assert "engined" in run("systemctl", "show", "engined", "--property", "MainPID,Description")
+    # It is stopped before those whom it needs for the end of its containers.
+    after = run("systemctl", "show", "engined", "--property", "After", "--value").split()
+    assert {"dbus.service", "firewalld.service", "network-online.target"} <= set(after)
     said = run("engined", "check", check=False)
     assert "ok    runtime" in said and "ok    cgroup driver           systemd" in said, said
 
