@@ -45,3 +45,11 @@ def test_a_purge_leaves_nothing() -> None:
         not list(Path("/sys/fs/cgroup/system.slice").glob("docker-*")) and not Path("/sys/fs/cgroup/engined").exists()
     )
     assert "engined" not in run("nft", "list", "tables", check=False)
+    assert "engined" not in run("systemctl", "list-units", "--all", "--plain", "engined.*", "docker-*")
+    assert _files() == []
+
+
+def _files() -> list[str]:
+    """Files whose names have the engine's, but for those of the tests."""
+    found = run("find", "/", "/run", "-xdev", "-name", "*engined*", "-not", "-name", "engined-tests*").splitlines()
+    return [path for path in found if not path.startswith((str(Path.cwd()), "/tmp/"))]

@@ -80,6 +80,10 @@ def test_a_restart_of_the_service_leaves_containers_alone() -> None:
     before = {name: state(name)["Pid"] for name in ("web", "limited")}
     run("systemctl", "restart", "engined")
     assert {name: state(name)["Pid"] for name in before} == before
+    run("systemctl", "stop", "engined")
+    assert not active() and all(Path(f"/proc/{pid}").exists() for pid in before.values())
+    run("systemctl", "start", "engined")
+    assert {name: state(name)["Pid"] for name in before} == before
     assert fetched(8080) == b"served\n"
     assert docker("exec", "limited", "echo", "yes") == "yes"
 
