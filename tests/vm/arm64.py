@@ -11,7 +11,8 @@ pages of 16 KiB.
 Needs root, mmdebstrap, qemu-system-arm, busybox and kmod, and the package in dist/:
 make deb ARGS="--suite bookworm --architecture arm64".
 
-ENGINED_VM_DIRECTORY as in `tests.vm`. A run takes some minutes.
+ENGINED_VM_DIRECTORY as in `tests.vm`. A run takes some minutes; a machine that is not off after
+`--minutes` is ended, and its console printed.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vm.arm64", description="The package for arm64, booted.")
     parser.add_argument("--suite", choices=SUITES, default="bookworm", help="Debian's release [bookworm]")
     parser.add_argument("--kernel", default="linux-image-arm64", help="package of the kernel [linux-image-arm64]")
+    parser.add_argument("--minutes", type=float, default=60, metavar="N", help="time until it is off [60]")
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("must run as root: the root file system has owners")
@@ -110,7 +112,7 @@ def main() -> int:
         shutil.copy(next((root / "boot").glob("vmlinuz-*")), directory / "vmlinuz")
         (directory / "disk.ext4").unlink(missing_ok=True)
         _run("mke2fs", "-q", "-t", "ext4", "-d", root, directory / "disk.ext4", "2G")
-    return _boot(directory)
+    return _boot(directory, 60 * arguments.minutes)
 
 
 def _extract(base: Path, suite: str, kernel: str) -> None:
@@ -166,20 +168,34 @@ def _initrd(root: Path, into: Path) -> None:
         _run("sh", "-c", f"cd {first} && find . | busybox cpio -o -H newc >{into} 2>/dev/null")
 
 
-def _boot(directory: Path) -> int:
+def _boot(directory: Path, seconds: float) -> int:
+    """Print what the machine says until it is off, or `seconds` are over, and what it did not do.
+    Returns 0 if it did all.
+    """
     command = ["qemu-system-aarch64", "-M", "virt", "-cpu", "max,pauth-impdef=on", "-smp", "2", "-m", "2G"]
     command += ["-nographic", "-nic", "none", "-no-reboot"]
     command += ["-drive", f"file={directory / 'disk.ext4'},format=raw,if=virtio,snapshot=on"]
     command += ["-kernel", str(directory / "vmlinuz"), "-initrd", str(directory / "initrd")]
     # a getty would take the terminal
     command += ["-append", "console=ttyAMA0 quiet panic=-1 systemd.getty_auto=no"]
+    failures = []
     with (directory / "console").open("wb") as console:
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, check=False)
+        try:
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            failures.append(f"not off after {seconds / 60:g} minutes")
     said = (directory / "console").read_text(errors="replace").replace("\r", "")
     print(said)
-    missing = [result for result in RESULTS if f"arm64: {result}" not in said]
-    print("\n".join(f"arm64: not so: {result}" for result in missing))
-    return 1 if missing else 0
+    failures += [f"not so: {result}" for result in RESULTS if f"arm64: {result}" not in said]
+    print("\n".join(f"arm64: {failure}" for failure in failures))
+    return 1 if failures else 0
 
 
 def _run(*command: str | Path) -> str:
