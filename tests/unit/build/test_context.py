@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import lzma
 import os
+import subprocess
 import tarfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -443,7 +444,7 @@ def sparse(tmp_path: Path, data: dict[int, bytes], size: int, version: str) -> b
     target = tmp_path / "sparse.tar"
     how = ["--format=pax", f"--sparse-version={version}"] if version else ["--format=gnu"]
     command = ["tar", "-S", *how, "-C", str(tmp_path), "-cf", str(target), "sparse"]
-    assert os.spawnvp(os.P_WAIT, "tar", command) == 0
+    subprocess.run(command, check=True)
     file.unlink()
     archive = target.read_bytes()
     target.unlink()

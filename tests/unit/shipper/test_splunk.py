@@ -199,7 +199,8 @@ def test_a_number_that_no_event_has(number: int) -> None:
         (b'{"a": "\x01"}', '{"a": "\x01"}'),
         ("ü \U0001f600".encode(), "ü \U0001f600"),
         (b"[" * 20_000, "[" * 20_000),
-        (b"[" * 16_000 + b"]" * 16_000, "[" * 16_000 + "]" * 16_000),
+        # Python 3.14 follows as many levels as the stack holds, older ones a thousand
+        (b"[" * 1_000_000 + b"]" * 1_000_000, "[" * 1_000_000 + "]" * 1_000_000),
         (b"\xff", "\ufffd"),
     ],
 )
