@@ -45,7 +45,7 @@ export PYTHONPATH=/root PYTHONDONTWRITEBYTECODE=1
 engined check
 python=/usr/lib/engined/bin/python3
 $python -m tests.demo && echo "arm64: crun ran it"
-$python - <<END && echo "arm64: it ran 32-bit ARM"
+[ "$(getconf PAGESIZE)" = 4096 ] && $python - <<END && echo "arm64: it ran 32-bit ARM"
 from pathlib import Path
 from tests import demo
 from tests.support.images import archives
@@ -57,7 +57,11 @@ echo 'runtime = "/usr/sbin/runc"' >/etc/engined/engined.toml
 $python -m tests.demo && echo "arm64: runc ran it"
 """
 
-RESULTS = ("crun ran it", "it ran 32-bit ARM", "runc ran it")
+SMALL_PAGES, ARM_32 = "pages of 4096 bytes", "it ran 32-bit ARM"
+RESULTS = ("crun ran it", ARM_32, "runc ran it")
+"""What a machine says. One with larger pages says nothing of 32-bit ARM: Debian's programs for it
+are aligned to 4 KiB, and end with SIGSEGV there.
+"""
 
 UNIT = """[Unit]
 Description=The demo of engined
@@ -193,7 +197,8 @@ def _boot(directory: Path, seconds: float) -> int:
             failures.append(f"not off after {seconds / 60:g} minutes")
     said = (directory / "console").read_text(errors="replace").replace("\r", "")
     print(said)
-    failures += [f"not so: {result}" for result in RESULTS if f"arm64: {result}" not in said]
+    expected = [result for result in RESULTS if result != ARM_32 or SMALL_PAGES in said]
+    failures += [f"not so: {result}" for result in expected if f"arm64: {result}" not in said]
     print("\n".join(f"arm64: {failure}" for failure in failures))
     return 1 if failures else 0
 
