@@ -357,10 +357,10 @@ async def begin(stage: StageBuild, log: Log) -> State:
     if wanted.parent is not None:
         found = await site.stages.result_of(wanted.parent, stage.index, log)
         stage.scope = site.stages.scope_of(wanted.parent).following()
-        return base.with_path(found)
+        return base.inherited(found, site.options.dialect)
     found = base.empty(stage.platform, site.options.dialect)
     if base.named(wanted.base, site.options) != base.SCRATCH:
-        found = base.of_image(await site.image(wanted.base, stage.platform, log))
+        found = base.of_image(await site.image(wanted.base, stage.platform, log), site.options.dialect)
     if site.options.dialect.own_history:
         found = msgspec.structs.replace(found, key=keys.key_of(found.key, "history"))
     if site.epoch is not None:  # it changes the times of all that is made on the base

@@ -51,6 +51,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Of the operator's defaults for containers, RUN's have the parent of their cgroups alone.
     Otherwise they have all.
     """
+    keeps_author: bool
+    """An image has the author of the one that it begins with."""
     own_history: bool
     """The history of images is BuildKit's, so their steps are not those of the classic builder."""
     frontends: bool

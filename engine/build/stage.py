@@ -530,7 +530,7 @@ class StageBuild:
             state = base.empty(None, site.options.dialect)
         else:
             with site.stages.origin(name, self.platform, log) as origin:
-                state = base.of_image(await site.image(name, self.platform, origin))
+                state = base.of_image(await site.image(name, self.platform, origin), site.options.dialect)
         site.stages.use(state)
         # Mounted within the context: kernels before 6.15 copy no directory of a detached mount, as
         # a `RUN --mount` of it needs.

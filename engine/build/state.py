@@ -112,7 +112,8 @@ def after(
     `command`: what the history shows. `diff_id`: the digest of its layer, if it made one. `author`:
     set by MAINTAINER. `container`: the id of the one that ran. `epoch`: SOURCE_DATE_EPOCH in
     seconds; times are not later. `created`: when the step was made, if that was elsewhere.
-    `comment`: BuildKit's in the history; its images know no container that made them.
+    `comment`: BuildKit's in the history; its images know no container that made them, and its
+    history no authors.
     """
     base = state.document
     now = times.parse_rfc3339(created) if created else time.time_ns()
@@ -120,7 +121,13 @@ def after(
     empty = diff_id in ("", EMPTY_LAYER)
     diff_ids = (*base.rootfs.diff_ids, *(() if empty else (diff_id,)))
     author = base.author if author is None else author
-    step = History(created=created, created_by=" ".join(command), author=author, comment=comment, empty_layer=empty)
+    step = History(
+        created=created,
+        created_by=" ".join(command),
+        author="" if comment else author,
+        comment=comment,
+        empty_layer=empty,
+    )
     document = msgspec.structs.replace(
         base,
         created=created,

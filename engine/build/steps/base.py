@@ -37,25 +37,26 @@ def empty(platform: Platform | None, dialect: Dialect) -> State:
     wanted = platform or Platform(os="linux", architecture=ARCHITECTURE)
     config = Config(working_dir="/" if dialect.empty_images else "")
     document = ImageConfig(os=wanted.os, architecture=wanted.architecture, variant=wanted.variant, config=config)
-    return with_path(State(key=keys.key_of(keys.base_key(""), "platform", *_words(document)), document=document))
+    key = keys.key_of(keys.base_key(""), "platform", *_words(document))
+    return inherited(State(key=key, document=document), dialect)
 
 
-def of_image(record: ImageRecord) -> State:
+def of_image(record: ImageRecord, dialect: Dialect) -> State:
     """The state of a base image."""
-    return with_path(state.of_image(record, keys.base_key(record.id)))
+    return inherited(state.of_image(record, keys.base_key(record.id)), dialect)
 
 
-def with_path(base: State) -> State:
-    """A base without PATH gets the default one. Its author, and the identity of the container that
-    it was committed from, are not those of an image that is made from it.
+def inherited(base: State, dialect: Dialect) -> State:
+    """What a stage has of its base: all but the identity of the container that it was committed
+    from, and its author where the dialect says so. A base without PATH gets the default one.
     """
     config = base.config
     if not any(entry.partition("=")[0] == "PATH" for entry in config.env or ()):
         config = msgspec.structs.replace(config, env=[state.DEFAULT_PATH, *(config.env or ())])
     config = msgspec.structs.replace(config, hostname="", domainname="", image="")
-    return msgspec.structs.replace(
-        base, document=msgspec.structs.replace(base.document, config=config, author="", cache="")
-    )
+    author = base.document.author if dialect.keeps_author else ""
+    document = msgspec.structs.replace(base.document, config=config, author=author, cache="")
+    return msgspec.structs.replace(base, document=document)
 
 
 def named(name: str, options: Options) -> str:
@@ -105,4 +106,4 @@ def _words(document: ImageConfig) -> tuple[str, str, str]:
     return document.os, document.architecture, document.variant
 
 
-__all__ = ["SCRATCH", "empty", "named", "of_image", "resolve"]
+__all__ = ["SCRATCH", "empty", "inherited", "named", "of_image", "resolve"]
