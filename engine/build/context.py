@@ -23,10 +23,14 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from engine._fast import members as _members
 from engine._fast.tar import ArchiveError
 from engine.build.ignore import Patterns
 from engine.build.trees import (
+    BLOCK,
+    CHARACTER,
     DIRECTORY,
     FILE,
     LARGE,
@@ -34,6 +38,7 @@ from engine.build.trees import (
     DirectoryTree,
     Entry,
     File,
+    check_device,
     clean,
     digest_of,
     followed,
@@ -101,12 +106,14 @@ class Index:
     def add(self, member: _members.Member) -> None:
         """Raises InvalidParameter for what a context may not contain."""
         (path, parent, whiteout, kind, mode, uid, gid, size, mtime, link) = member[:10]
-        xattrs, _, _, offset, stored, extents, digest = member[10:]
+        xattrs, major, minor, offset, stored, extents, digest = member[10:]
         self._charge(len(path) + len(link))
         if whiteout:
             raise InvalidParameter(f"build context: {path}: names that begin with .wh. are reserved for layers")
-        if kind in "34":
-            raise InvalidParameter(f"build context: {path}: devices are not allowed")
+        if kind in (CHARACTER, BLOCK):
+            check_device(f"build context: {path}", kind, major, minor)
+        else:
+            major = minor = 0
         if xattrs:
             self._memory += sum(len(name) + len(value) + 200 for name, value in xattrs)
         if not path:
@@ -138,7 +145,7 @@ class Index:
         entry = (
             self._linked(path, link)
             if kind == _LINK_KIND
-            else Entry(path, kind, mode, uid, gid, size, mtime, link, xattrs, 0, 0, inode)
+            else Entry(path, kind, mode, uid, gid, size, mtime, link, xattrs, major, minor, inode)
         )
         if path in self.children:
             if kind != DIRECTORY:
@@ -233,20 +240,7 @@ class Index:
                 found = self.entries.get(f"{above.path}/{name}" if above.path else name)
         if found is None or found.kind == DIRECTORY:
             raise InvalidParameter(f'build context: invalid hardlink "{path}" -> "{link}": no such file in the context')
-        return Entry(
-            path,
-            found.kind,
-            found.mode,
-            found.uid,
-            found.gid,
-            found.size,
-            found.mtime,
-            found.target,
-            found.xattrs,
-            0,
-            0,
-            found.inode,
-        )
+        return msgspec.structs.replace(found, path=path)
 
     def remove(self, path: str) -> None:
         """Remove an entry and everything below it."""

@@ -25,6 +25,7 @@ from engine._fast.tar import ArchiveError, Reader
 from engine.build.context import Context
 from engine.build.ignore import Patterns, glob, has_wildcards
 from engine.build.trees import (
+    BLOCK,
     CHARACTER,
     DIRECTORY,
     FILE,
@@ -34,6 +35,7 @@ from engine.build.trees import (
     Entry,
     File,
     Tree,
+    check_device,
     clean,
     source_path,
 )
@@ -51,8 +53,6 @@ _LARGE = 4 << 20
 """Bytes of files, or of an archive to unpack."""
 _HARD_LINK = "1"
 _WHITEOUT = ".wh."
-_MAX_MAJOR, _MAX_MINOR = 0xFFF, 0xFFFFF
-"""Of Linux's device numbers."""
 
 
 class Piece(NamedTuple):
@@ -556,7 +556,9 @@ class Stream:
         self._kinds = _Kinds(root) if keeps_kinds and root >= 0 else None
         self._assembly = Assembly()
         self._names: dict[tuple[int, int], bytes] = {}
-        """Of files with several names: the first one, by tree and inode."""
+        """Of files with several names in one piece: the first one, by piece and inode. What is
+        copied by two names, or through a link, becomes two files, as in Docker.
+        """
         self._archive: _Archive | None = None
         self._content: Callable[[memoryview], int] | None = None
         """Reads the content that is due, if the assembly does not have it."""
@@ -643,7 +645,7 @@ class Stream:
             entries = _merged(list(pieces))
             while batch := tuple(itertools.islice(entries, _BATCH)):
                 for piece, path, entry in batch:
-                    self._put(piece.tree, piece.owners, path if self._place.is_directory else None, entry)
+                    self._put(piece, path if self._place.is_directory else None, entry)
                     if self._left:
                         yield True
                 yield True
@@ -661,17 +663,18 @@ class Stream:
     def _time(self, mtime: int) -> int:
         return mtime if self._latest is None else min(mtime, self._latest)
 
-    def _put(self, tree: Tree, owners: bool, path: str | None, entry: Entry) -> None:
+    def _put(self, piece: Piece, path: str | None, entry: Entry) -> None:
         """An entry at a path below the destination; None: at the destination itself."""
+        tree = piece.tree
         name = self._place.path if path is None else self._prefix + path
         if _WHITEOUT in name:
             _check_name(name)
-        if entry.kind == CHARACTER and not entry.major and not entry.minor:
-            raise InvalidParameter(f"{entry.path}: the device 0/0 is reserved for layers")
+        if entry.kind in (CHARACTER, BLOCK):
+            check_device(entry.path, entry.kind, entry.major, entry.minor)
         if self._kinds is not None:
             self._kinds.check(name, entry.kind == DIRECTORY)
         raw = os.fsencode(name)
-        uid, gid = (entry.uid, entry.gid) if owners and self._owner is None else self._owner or (0, 0)
+        uid, gid = (entry.uid, entry.gid) if piece.owners and self._owner is None else self._owner or (0, 0)
         mode = entry.mode
         if self._mode is not None and entry.kind != LINK:
             mode = self._mode(mode, entry.kind == DIRECTORY)
@@ -685,7 +688,7 @@ class Stream:
             )
             return
         if entry.inode and entry.size:
-            first = self._names.setdefault((id(tree), entry.inode), raw)
+            first = self._names.setdefault((id(piece), entry.inode), raw)
             if first is not raw:
                 self._assembly.entry(raw, _HARD_LINK, mode, uid, gid, mtime, 0, first)
                 return
@@ -721,11 +724,8 @@ class Stream:
         xattrs, major, minor, _, stored, extents, _ = member[10:]
         if whiteout:
             raise InvalidParameter(f"{path}: names that begin with {_WHITEOUT} are reserved for layers")
-        if kind == CHARACTER and not major and not minor:
-            raise InvalidParameter(f"{path}: the device 0/0 is reserved for layers")
-        if major > _MAX_MAJOR or minor > _MAX_MINOR:
-            # The kernel would take the low bits, and those may be 0/0.
-            raise InvalidParameter(f"{path}: there is no device {major}/{minor}")
+        if kind in (CHARACTER, BLOCK):
+            check_device(path, kind, major, minor)
         if not path:
             if kind != DIRECTORY:
                 raise InvalidParameter("archive to unpack: its root is not a directory")

@@ -117,6 +117,8 @@ class Listed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     mtime: int
     target: str = ""
     xattrs: tuple[tuple[bytes, bytes], ...] = ()
+    major: int = 0
+    minor: int = 0
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -826,7 +828,10 @@ class Transfer:
             raise InvalidParameter(f"build context: {path} is not in the order of the list")
         self._last = order
         seconds = file.mtime // 10**9 * 10**9  # as in an archive
-        entry = Entry(path, file.kind, file.mode, file.uid, file.gid, file.size, seconds, "", file.xattrs, 0, 0, inode)
+        numbers = file.major, file.minor
+        entry = Entry(
+            path, file.kind, file.mode, file.uid, file.gid, file.size, seconds, "", file.xattrs, *numbers, inode
+        )
         if self._index.put(entry, digest):
             return
         parent, _, name = path.rpartition("/")
@@ -834,7 +839,7 @@ class Transfer:
         self._index.add(
             (
                 *(path, parent, whiteout, file.kind, file.mode, file.uid, file.gid, file.size, seconds),
-                *(file.target, file.xattrs, 0, 0, inode, file.size, None, digest or None),
+                *(file.target, file.xattrs, *numbers, inode, file.size, None, digest or None),
             )
         )
 

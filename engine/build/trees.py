@@ -44,6 +44,8 @@ _NO_ATTRIBUTES = (errno.EOPNOTSUPP, errno.EPERM, errno.EACCES, errno.ENOENT, err
 _LINKS = 255
 """Links that are followed in one path, as in Docker."""
 _PARTS = 16384
+_MAX_MAJOR, _MAX_MINOR = 0xFFF, 0xFFFFF
+"""Of Linux's device numbers."""
 _CHUNK = 512 << 10
 LARGE = 8 << 20
 """Bytes of content above which its digest is computed in several threads, when it is needed."""
@@ -137,6 +139,15 @@ def source_path(source: str, *, rooted: bool) -> str:
     if path is None:
         raise InvalidParameter(f"Forbidden path outside the build context: {source} ()")
     return path
+
+
+def check_device(path: str, kind: str, major: int, minor: int) -> None:
+    """Raises InvalidParameter for a device that a layer cannot have. `kind`: of an Entry."""
+    if kind == CHARACTER and not major and not minor:
+        raise InvalidParameter(f"{path}: the device 0/0 is reserved for layers")
+    if not (0 <= major <= _MAX_MAJOR and 0 <= minor <= _MAX_MINOR):
+        # The kernel would take the low bits, and those may be 0/0.
+        raise InvalidParameter(f"{path}: there is no device {major}/{minor}")
 
 
 class _Found(Protocol):
@@ -512,6 +523,7 @@ __all__ = [
     "Hashing",
     "MemoryTree",
     "Tree",
+    "check_device",
     "clean",
     "digest_of",
     "followed",

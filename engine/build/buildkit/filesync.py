@@ -334,6 +334,8 @@ def listed(described: Stat) -> Listed:
         mtime=described.modified,
         target=described.target,
         xattrs=tuple(sorted((os.fsencode(key), value) for key, value in described.xattrs.items())),
+        major=described.major if mode & DEVICE else 0,
+        minor=described.minor if mode & DEVICE else 0,
     )
 
 

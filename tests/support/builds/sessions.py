@@ -386,7 +386,9 @@ class Node:
         self.mode = mode
         self.target = target
         self.numbers = numbers
-        """`uid`, `gid`, `modified` (ns), `size` if it is not that of the content."""
+        """`uid`, `gid`, `modified` (ns), `major`, `minor`; `size` if it is not that of the
+        content.
+        """
         self.xattrs: dict[str, bytes] = {}
 
     def stat(self, path: str) -> bytes:
@@ -394,6 +396,7 @@ class Node:
         found = field(1, path) + field(2, self.mode) + field(3, numbers.get("uid", 0)) + field(4, numbers.get("gid", 0))
         found += field(5, numbers.get("size", len(self.content))) + field(6, numbers.get("modified", 10**18))
         found += field(7, self.target) if self.target else b""
+        found += field(8, numbers.get("major", 0)) + field(9, numbers.get("minor", 0))
         for name, value in self.xattrs.items():
             found += field(10, field(1, name) + field(2, value))
         return found

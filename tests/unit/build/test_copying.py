@@ -514,14 +514,37 @@ def test_no_mode(chmod: str) -> None:
 def test_hard_links_stay_links(tmp_path: Path) -> None:
     found = copied(tmp_path, [Node("d/a", b"1" * 99), hard_link("d/b", "d/a"), hard_link("c", "d/a")], ["."], "/x/")
     assert found["x/d/b"][5] == found["x/d/a"][5] == "x/c"
-    twice = copied(tmp_path, [Node("a", b"1"), hard_link("b", "a")], ["a", "b"], "/x/")
-    assert twice["x/b"][5] == "x/a"
+
+
+@pytest.mark.parametrize("sources", [["a", "b", "l"], ["?"], ["a", "[bl]"]])
+def test_each_source_is_a_file_of_its_own(sources: list[str], tmp_path: Path) -> None:
+    """Also a link to another source: a change of one copy is none of the other."""
+    nodes = [Node("a", b"1"), hard_link("b", "a"), symlink("l", "a")]
+    found = copied(tmp_path, nodes, sources, "/x/")
+    assert [(found[f"x/{name}"][4][0], found[f"x/{name}"][5]) for name in "abl"] == [(1, "x/a"), (1, "x/b"), (1, "x/l")]
 
 
 def test_a_hard_link_does_not_lead_to_a_member_of_an_archive(tmp_path: Path) -> None:
     nodes = [Node("b", b"own"), hard_link("c", "b"), Node("a.tar", tar([Node("b", b"of the archive")]))]
     found = copied(tmp_path, nodes, ["b", "a.tar", "c"], "/x/", selected={"unpack": True})
     assert (found["x/b"][4][0], found["x/c"][4][0]) == (len(b"of the archive"), len(b"own"))
+
+
+def test_devices_and_fifos(tmp_path: Path) -> None:
+    nodes = [
+        Node("d/null", type=tarfile.CHRTYPE, device=(1, 3), mode=0o640),
+        hard_link("d/same", "d/null"),
+        Node("d/disk", type=tarfile.BLKTYPE, device=(7, 300), mode=0o600),
+        Node("d/pipe", type=tarfile.FIFOTYPE, mode=0o604),
+    ]
+    found = copied(tmp_path, nodes, ["d"], "/x/", chmod="0644", owner=(5, 6))
+    assert {name: (entry[0], entry[4]) for name, entry in found.items() if name.startswith("x/")} == {
+        "x/null": ("0o20644", (1, 3)),
+        "x/same": ("0o20644", (1, 3)),
+        "x/disk": ("0o60644", (7, 300)),
+        "x/pipe": ("0o10644", None),
+    }
+    assert all(found[name][1:3] == (5, 6) for name in ("x/null", "x/disk", "x/pipe"))
 
 
 def test_later_sources_replace_earlier_ones(tmp_path: Path) -> None:
