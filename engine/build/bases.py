@@ -92,7 +92,7 @@ def _base(document: ImageConfig) -> Base:
     platform = f"{document.os}/{document.architecture}"
     if config is None:
         return Base(platform=platform)
-    return Base(config.env or (), config.on_build or (), config.shell or (), platform)
+    return Base(config.env or (), config.on_build or (), config.shell or (), platform, config.working_dir)
 
 
 __all__ = ["find", "here"]

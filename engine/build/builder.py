@@ -1,8 +1,8 @@
 """Builds of the engine: from a request's body and parameters to an image.
 
-A build opens its context, reads the whole Dockerfile, and only then pulls or runs something. A
-failure before its first output is raised before the first message, so that the client gets it as an
-HTTP error.
+A build reads the whole Dockerfile and opens its context, and only then pulls or runs something. The
+client of a session sends its context when the Dockerfile is known to be valid. A failure before the
+first output is raised before the first message, so that the client gets it as an HTTP error.
 
 Owns:    the build cache, the directories of cache mounts, kept contexts, steps under way.
 Threads: the event loop's.
@@ -15,14 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
 
 from engine import metrics
-from engine.build import bases, calls, context, lint, prune, remote
+from engine.build import bases, calls, context, lint, prune, remote, rules
 from engine.build.build import Build
 from engine.build.buildkit.session import Sessions
 from engine.build.cache import Cache, Uses
@@ -31,7 +30,8 @@ from engine.build.collection import Collector
 from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
-from engine.build.dockerfile.walk import Base, Walk
+from engine.build.dockerfile.stages import Dockerfile
+from engine.build.dockerfile.walk import Base, Place, Walk
 from engine.build.errors import AtLine
 from engine.build.git import Checkout
 from engine.build.kept import KeptContexts
@@ -41,6 +41,7 @@ from engine.build.parts import Parts
 from engine.build.remote import Text
 from engine.build.reports import FIRST_LANE, OfStage, Report, StepBegun, StepEnded
 from engine.build.sharing import SharedSteps
+from engine.build.source import Opened, Source
 from engine.build.trees import DirectoryTree, MemoryTree, Tree, source_path
 from engine.config import Config
 from engine.config.cache import CachePolicy
@@ -48,6 +49,7 @@ from engine.containers.containers import Containers
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
 from engine.images.archive import ARCHITECTURE
+from engine.images.instructions.records import Instruction
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.storage.records import Records
@@ -58,10 +60,6 @@ from engine.wire.build import PruneReport
 DEFAULT_NAMES = ("Dockerfile", "dockerfile", "Containerfile")
 DOCKERFILE_LIMIT = 16 << 20
 """Bytes of a Dockerfile."""
-
-
-Opened = Callable[[Log], AbstractAsyncContextManager[tuple[Tree, bytes]]]
-"""Opens a context and reads its Dockerfile; progress goes to the log."""
 
 
 class Builder:
@@ -115,17 +113,26 @@ class Builder:
 
         If the generator is closed, the build is cancelled and leaves nothing but finished steps.
         """
-        return self.build_from(lambda log: self.context(body, options, log), options)
+
+        @contextlib.asynccontextmanager
+        async def opened(log: Log) -> AsyncIterator[Source]:
+            async with self.context(body, options, log) as (tree, raw):
+                yield Source(raw, lambda _: contextlib.nullcontext(tree))
+
+        return self.build_from(opened, options)
 
     async def build_from(self, opened: Opened, options: Options) -> AsyncGenerator[Report, None]:
-        """As `build`, with a context that the caller opens."""
+        """As `build`, with a Dockerfile and a context that the caller opens."""
         opening = Log(self._parts.images.temporary)
         ready: asyncio.Future[Build] = asyncio.get_running_loop().create_future()
 
         async def work() -> None:
             try:
-                async with opened(opening) as found:
-                    build = await self._prepared(found, options, opening)
+                async with contextlib.AsyncExitStack() as stack:
+                    source = await stack.enter_async_context(opened(opening))
+                    dockerfile = await self._valid(source.raw, options, opening)
+                    tree = await stack.enter_async_context(source.context(dockerfile))
+                    build = Build(self._parts, options, dockerfile, tree)
                     opening.close()
                     ready.set_result(build)
                     await build.work()
@@ -198,13 +205,13 @@ class Builder:
             await images.layers.work(received.drop_ignored, name)
             yield received, raw
 
-    async def _prepared(self, found: tuple[Tree, bytes], options: Options, log: Log) -> Build:
-        tree, raw = found
+    async def _valid(self, raw: bytes, options: Options, log: Log) -> Dockerfile:
+        """The Dockerfile of a build; what is to be said of it goes to the log."""
         if not raw.strip():
             metrics.BUILDS_FAILED.add("dockerfile_empty_error")
             raise InvalidParameter(f"The Dockerfile ({options.dockerfile or DEFAULT_NAMES[0]}) cannot be empty")
 
-        def read() -> stages.Dockerfile:
+        def read() -> Dockerfile:
             return stages.read(
                 *(lines.parse(raw), options.arguments, _platforms(options), options.target), dialect=options.dialect
             )
@@ -215,19 +222,18 @@ class Builder:
         except InvalidParameter as error:
             metrics.BUILDS_FAILED.add(_reason(error.message))
             raise
-        build = Build(self._parts, options, dockerfile, tree)
         if not options.dialect.checks:
             for warning in dockerfile.warnings:
                 log.say(f"[Warning] {warning}\n")
-        return build
+        return dockerfile
 
     # --- what is said of a Dockerfile -------------------------------------------------------------
 
-    async def _checked(self, raw: bytes, options: Options, log: Log) -> stages.Dockerfile:
+    async def _checked(self, raw: bytes, options: Options, log: Log) -> Dockerfile:
         """The file of a build; its warnings go to the log. Raises InvalidParameter for a file that
         cannot be built, and for one that wants its warnings to be errors.
         """
-        check = await asyncio.to_thread(lint.Check, raw, _request(options))
+        check = await asyncio.to_thread(lint.Check, raw, _request(options, runs=True))
         known: dict[int, Base] = {}
         failure = None
         images = await asyncio.to_thread(lambda: check.images)
@@ -248,10 +254,11 @@ class Builder:
                     log.write(OfStage(lane, StepEnded(failed)))
         if failure is not None:
             raise ServerError(failure.reason) from failure
-        if check.failure is not None:
-            raise check.failure
-        if findings.violated:
-            raise InvalidParameter(findings.error)
+        if findings.place is not None:
+            line, last = findings.place
+            raise AtLine(findings.error, line, findings.error, last) from check.failure
+        if findings.error:
+            raise InvalidParameter(findings.error) from check.failure
         assert check.file is not None
         return check.file
 
@@ -330,12 +337,20 @@ def _platforms(options: Options) -> Platforms:
     return Platforms(build=own, target=target)
 
 
-def _request(options: Options) -> lint.Request:
+def _request(options: Options, *, runs: bool = False) -> lint.Request:
+    """`runs`: the instructions are to be carried out."""
+
+    def refuse(instruction: Instruction, place: Place) -> None:
+        rules.check(instruction, place.directory, options)
+        if runs:
+            rules.permit(instruction, place.architecture, options)
+
     return lint.Request(
         arguments=options.arguments,
         platforms=_platforms(options),
         target=options.target,
         replaced=lambda name: context_key(name) in options.contexts,
+        refuse=refuse,
     )
 
 
@@ -359,7 +374,7 @@ def _cancellation_counted() -> Iterator[None]:
 
 def _reason(message: str) -> str:
     """Why a Dockerfile cannot be built, as the metric names it."""
-    if message.startswith("failed to reach build target"):
+    if message.startswith(("failed to reach build target", "target stage ")):
         return "build_target_not_reachable_error"
     return "unknown_instruction_error" if "unknown instruction" in message else "dockerfile_syntax_error"
 
@@ -396,4 +411,4 @@ def _read(tree: Tree, path: str) -> bytes:
         raise InvalidParameter(f"Cannot locate specified Dockerfile: {path}") from error
 
 
-__all__ = ["DEFAULT_NAMES", "Builder", "Opened", "find_dockerfile"]
+__all__ = ["DEFAULT_NAMES", "Builder", "find_dockerfile"]

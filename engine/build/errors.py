@@ -18,10 +18,13 @@ class StepFailed(ServerError):
 class AtLine(InvalidParameter):
     """A line of the Dockerfile is invalid."""
 
-    def __init__(self, message: str, line: int, reason: str) -> None:
-        """`line`: its number, from 1. `reason`: the message without the place."""
+    def __init__(self, message: str, line: int, reason: str, last: int = 0) -> None:
+        """`line`: its number, from 1. `reason`: the message without the place. `last`: the number
+        of the last line with its heredocs, if that is known.
+        """
         super().__init__(message)
         self.line = line
+        self.last = max(line, last)
         self.reason = reason
 
 

@@ -162,7 +162,8 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """What is checked beside the file itself. `target`: empty for the last stage. `every`: the
     stages that the target does not need are checked too. `ignored`: of .dockerignore. `replaced`: a
-    named context stands for the stage of that name.
+    named context stands for the stage of that name. `refuse`: raises InvalidParameter for an
+    instruction, whose variables are replaced, that the build will refuse at that place.
     """
 
     arguments: Mapping[str, str | None]
@@ -171,6 +172,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     every: bool = False
     ignored: Sequence[str] = ()
     replaced: Callable[[str], bool] = lambda _: False
+    refuse: Callable[[Instruction, Place], None] = lambda *_: None
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -329,7 +331,12 @@ class Check:
                 raise
             raise AtLine(error.message, error.line, f"{error.reason}{suggested}") from error
         self._bases(globals_, document.lines[-1].number)
-        stages.target_index(file, request.target)
+        try:
+            stages.target_index(file, request.target)
+        except InvalidParameter:
+            names = (stage.name for stage in file.stages if stage.name)
+            text = f'target stage "{request.target}" could not be found{self._hint(request.target, names)}'
+            raise InvalidParameter(text[:300]) from None
         return file
 
     def _line(self, line: Line) -> None:
@@ -523,6 +530,7 @@ class Check:
         finally:
             if not isinstance(instruction, Expose):
                 self._undefined(line, variables, place)
+        self._request.refuse(expanded, place)
         place.leave(expanded)
         if isinstance(expanded, Cmd | Entrypoint | Healthcheck):
             if before := once.get(type(expanded)):

@@ -75,6 +75,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """For RUN's containers alone: limits, ulimits, cgroup parent, size of /dev/shm, network mode
     and extra hosts, checked as in a create.
     """
+    grants_host_network: bool = False
+    """RUN may ask for the host's network although the build's is another one."""
     arguments: Mapping[str, str | None] = msgspec.field(default_factory=dict)
     """Build arguments. None: as if it were not given, so its default applies."""
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)

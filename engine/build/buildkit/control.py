@@ -346,7 +346,7 @@ class Control:
         try:
             return await files.call(parts.builder, job.progress)
         except InvalidParameter as error:
-            lines = (error.line, error.line) if isinstance(error, AtLine) else None
+            lines = (error.line, error.last) if isinstance(error, AtLine) else None
             raise _placed(error.message, wanted, files, lines) from error
 
     async def _evaluate(self, stream: Stream) -> bytes:
@@ -536,6 +536,7 @@ class Control:
         try:
             chosen = msgspec.structs.replace(
                 wanted.options,
+                grants_host_network="network.host" in request.entitlements,
                 tags=tags,
                 session=request.session,
                 credentials=files.credentials,
@@ -556,7 +557,7 @@ class Control:
         except EngineError as error:
             words = shortened(_words(error))
             steps.end(words)
-            lines = (error.line, error.line) if isinstance(error, AtLine) else steps.lines
+            lines = (error.line, error.last) if isinstance(error, AtLine) else steps.lines
             raise _placed(words, wanted, files, lines) from error
         except asyncio.CancelledError:
             steps.end(CANCELED)

@@ -47,6 +47,7 @@ from engine.build.cache import Uses
 from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
+from engine.build.dockerfile.stages import Dockerfile
 from engine.build.imported import Imports
 from engine.build.kept import KeptContexts
 from engine.build.options import SANDBOX, Options, PruneOptions
@@ -54,6 +55,7 @@ from engine.build.output import Log
 from engine.build.prune import Entry
 from engine.build.remote import is_url
 from engine.build.reports import CheckWarning, Report
+from engine.build.source import Opened, Source
 from engine.build.steps import base as names
 from engine.build.trees import Tree
 from engine.config.cache import CachePolicy
@@ -82,10 +84,6 @@ _NAMED = b"FROM scratch\nCOPY . /\n"
 """A named context that is a directory becomes an image."""
 _OR_UNLIMITED = "-1|[0-9]{1,18}"
 _HUB_HOST = "registry-1.docker.io"
-
-Opened: TypeAlias = Callable[[Log], AbstractAsyncContextManager[tuple[Tree, bytes]]]
-"""Opens a context and reads its Dockerfile."""
-
 
 ImageOf: TypeAlias = Callable[[str], Awaitable[str]]
 """The image of another build's result, when it is built."""
@@ -431,11 +429,7 @@ class Files:
                 found[options.context_key(name)] = await self._image_of(result_id)
                 continue
             steps = Steps(Progress(""))
-            opened: Opened
-            if source.startswith(_LOCAL):
-                opened = functools.partial(self._open_named, progress, name, source.removeprefix(_LOCAL))
-            else:
-                opened = functools.partial(self._fetch_named, builder, progress, name, source)
+            opened = functools.partial(self._open_named, builder, progress, name, source)
             async with contextlib.aclosing(builder.build_from(opened, Options(dialect=BUILDKIT))) as reports:
                 async for report in reports:
                     steps.take(report)
@@ -444,41 +438,38 @@ class Files:
 
     @contextlib.asynccontextmanager
     async def _open_named(
-        self, progress: Progress, name: str, directory: str, _: Log
-    ) -> AsyncIterator[tuple[Tree, bytes]]:
+        self, builder: Builder, progress: Progress, name: str, source: str, log: Log
+    ) -> AsyncIterator[Source]:
+        if source.startswith(_LOCAL):
+            yield Source(_NAMED, lambda _: self._named(progress, name, source.removeprefix(_LOCAL)))
+        else:
+            yield Source(_NAMED, lambda _: self._fetched_named(builder, progress, name, source, log))
+
+    @contextlib.asynccontextmanager
+    async def _named(self, progress: Progress, name: str, directory: str) -> AsyncIterator[Tree]:
         with _vertex(progress, f"[context {name}] load from client") as vertex:
             ignored = (await self._small(directory, ".dockerignore")).get(".dockerignore", b"")
             received = await self._receive(directory, ignored, vertex)
         try:
-            yield received, _NAMED
+            yield received
         finally:
             await received.close()
 
     @contextlib.asynccontextmanager
-    async def _fetch_named(
+    async def _fetched_named(
         self, builder: Builder, progress: Progress, name: str, url: str, log: Log
-    ) -> AsyncIterator[tuple[Tree, bytes]]:
+    ) -> AsyncIterator[Tree]:
         chosen = Options(remote=url, content=_NAMED, session=self._session_id)
         async with contextlib.AsyncExitStack() as stack:
             with _vertex(progress, f"[context {name}] {git.without_password(url)}"):
-                found = await stack.enter_async_context(builder.context(_nothing(), chosen, log))
-            yield found
+                tree, _ = await stack.enter_async_context(builder.context(_nothing(), chosen, log))
+            yield tree
 
-    async def _followed(self, raw: bytes, chosen: Options) -> tuple[str, ...] | None:
-        """What the build reads of the context; None for all. A large Dockerfile is parsed in a
-        thread, images are looked up on the loop.
-        """
-
-        def read() -> tuple[stages.Dockerfile, tuple[stages.Stage, ...]]:
-            file = stages.replaced(_parsed(raw, chosen), lambda name: options.context_key(name) in chosen.contexts)
-            return file, stages.needed(file, chosen.target)
-
+    async def _followed(self, file: Dockerfile, chosen: Options) -> tuple[str, ...] | None:
+        """What the build reads of the context; None for all. Images are looked up on the loop."""
         if chosen.pull:  # another image may be there when the build begins
             return None
-        try:
-            file, needed = await asyncio.to_thread(read)
-        except InvalidParameter:
-            return None  # the build will say it
+        needed = await asyncio.to_thread(stages.needed, file, chosen.target)
         known = {
             each.index: bases.here(image, chosen, self._images)
             for each in needed
@@ -521,30 +512,40 @@ class Files:
                 yield chunk
 
     @contextlib.asynccontextmanager
-    async def _open(self, progress: Progress, chosen: Options) -> AsyncIterator[tuple[Tree, bytes]]:
-        wanted = self._wanted
+    async def _open(self, progress: Progress, chosen: Options) -> AsyncIterator[Source]:
         raw, ignored = await self._definition(progress)
-        ignored = await self._ignored(progress, ignored)
         await self._ask_credentials(raw, chosen)
-        follow = await self._followed(raw, chosen)
+        yield Source(raw, lambda file: self._context(progress, chosen, file, ignored))
+
+    @contextlib.asynccontextmanager
+    async def _context(
+        self, progress: Progress, chosen: Options, file: Dockerfile, ignored: bytes | None
+    ) -> AsyncIterator[Tree]:
+        ignored = await self._ignored(progress, ignored)
+        follow = await self._followed(file, chosen)
         if follow == ():
             received = await self._no_files()
         else:
             with _vertex(progress, "[internal] load build context") as vertex:
-                received = await self._receive(wanted.context, ignored, vertex, follow or ())
+                received = await self._receive(self._wanted.context, ignored, vertex, follow or ())
         try:
-            yield received, raw
+            yield received
         finally:
             await received.close()
 
     @contextlib.asynccontextmanager
     async def _open_remote(
         self, builder: Builder, body: AsyncIterator[bytes], progress: Progress, chosen: Options, log: Log
-    ) -> AsyncIterator[tuple[Tree, bytes]]:
+    ) -> AsyncIterator[Source]:
         raw, _ = await self._definition(progress)
         await self._ask_credentials(raw, chosen)
-        async with builder.context(body, msgspec.structs.replace(chosen, content=raw), log) as found:
-            yield found
+
+        @contextlib.asynccontextmanager
+        async def opened(_file: Dockerfile) -> AsyncIterator[Tree]:
+            async with builder.context(body, msgspec.structs.replace(chosen, content=raw), log) as (tree, _):
+                yield tree
+
+        yield Source(raw, opened)
 
     async def _ignored(self, progress: Progress, own: bytes | None) -> bytes:
         """The .dockerignore of the context; `own`: that of the Dockerfile, if it has one."""

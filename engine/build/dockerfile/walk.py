@@ -8,6 +8,7 @@ Raises: InvalidParameter for words that cannot be expanded.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,12 +22,15 @@ from engine.images.instructions.records import Arg, Env, Instruction, OnBuild, S
 
 
 class Base(NamedTuple):
-    """What must be known of an image that a stage begins with. `platform`: `os/architecture`."""
+    """What must be known of an image that a stage begins with. `platform`: `os/architecture`.
+    `directory`: the working directory.
+    """
 
     env: Sequence[str] = ()
     triggers: Sequence[str] = ()
     shell: Sequence[str] = ()
     platform: str = ""
+    directory: str = ""
 
 
 class Variables(Mapping[str, str]):
@@ -83,13 +87,23 @@ class Place:
         """Names of ARG lines."""
         self.names = dict.fromkeys(self.env)
         """Names of all variables, in the order of the lines that set them first."""
+        self.platform = base.platform
+        """`os/architecture`; empty if it is not known."""
+        self.directory = base.directory
+        """The working directory, which may have `..`; empty for `/`."""
         self.has_shell = bool(base.shell)
         self.has_workdir = False
         """A WORKDIR line stands before."""
 
+    @property
+    def architecture(self) -> str:
+        """Empty if it is not known."""
+        return self.platform.split("/")[1] if self.platform else ""
+
     def following(self) -> Place:
         """The begin of a stage that begins with this one, whose end this place is."""
-        other = Place(self._file, self.scope.following(), Base(triggers=self.triggers))
+        base = Base(triggers=self.triggers, platform=self.platform, directory=self.directory)
+        other = Place(self._file, self.scope.following(), base)
         other.env = dict(self.env)
         other.declared, other.names = set(self.declared), dict(self.names)
         other.has_shell, other.has_workdir = self.has_shell, self.has_workdir
@@ -126,6 +140,7 @@ class Place:
                 self.has_shell = True
             case Workdir():
                 self.has_workdir = True
+                self.directory = posixpath.join(self.directory, expanded.path)
 
 
 class _Visible(Mapping[str, str]):
@@ -172,7 +187,7 @@ class Walk:
             before = self._places[stage.parent]
             place = None if before is None else before.following()
         else:
-            base = Base() if stage.base == stages.SCRATCH else self._base(stage)
+            base = Base(platform=stage.platform) if stage.base == stages.SCRATCH else self._base(stage)
             place = None if base is None else Place(self._file, Scope(self._file.arguments), base)
         self._places[stage.index] = place
         return place

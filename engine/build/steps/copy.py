@@ -20,7 +20,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import NamedTuple
 
-from engine.build import copying, fetching, git, keys
+from engine.build import copying, fetching, git, keys, rules
 from engine.build.copying import Selection
 from engine.build.dockerfile import created_by
 from engine.build.output import Log
@@ -46,8 +46,7 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
     words = created_by.copied(instruction) if stage.own_history else ""
     path = _absolute(stage, instruction.destination)
     is_directory = path.endswith("/")
-    if instruction.link and not instruction.destination:
-        raise InvalidParameter(f"{name} --link: the destination is empty")
+    rules.check(instruction, stage.state.config.working_dir, stage.site.options)
     if instruction.chmod:
         copying.check_mode(instruction.chmod)
     how = (
@@ -92,7 +91,7 @@ def _absolute(stage: StageBuild, destination: str) -> str:
     """The destination from the root, with its slash at the end if it has one."""
     workdir = stage.state.config.working_dir or "/"
     whole = posixpath.normpath(posixpath.join("/", workdir, destination)).replace("//", "/")
-    directory = destination.endswith("/") or destination in (".", "..") or destination.endswith(("/.", "/.."))
+    directory = destination.endswith("/") or destination in ("", ".", "..") or destination.endswith(("/.", "/.."))
     return whole if not directory or whole == "/" else f"{whole}/"
 
 
@@ -148,8 +147,6 @@ async def _select(
         remote = isinstance(instruction, Add) and "://" in source
         repository = git.source_of_add(source) if isinstance(instruction, Add) else None
         if not remote and repository is None:
-            if instruction.checksum:
-                raise InvalidParameter(f"ADD --checksum: {source}: only a URL or a repository can have a checksum")
             if "://" in source and source.startswith(("http://", "https://")):
                 raise InvalidParameter("Source can't be a URL for COPY")
             plain.append(source)
@@ -176,9 +173,7 @@ async def _select(
         await choose(tree, plain, unpack=unpack)
     for heredoc in instruction.heredocs:
         path = source_path(heredoc.name, rooted=dialect.rooted_sources)
-        if not path:
-            raise InvalidParameter(f"{name} <<{heredoc.name}: this is not the name of a file")
-        inline = MemoryTree({path: heredoc.content.encode(errors="surrogateescape")})
+        inline = MemoryTree({path: heredoc.content.encode(errors="surrogateescape")}, mtime=time.time_ns())
         await choose(inline, [path], unpack=False, patterns=False)
     if len(chosen) == 1 and not several:
         return chosen[0]
@@ -224,7 +219,7 @@ async def _lay_out(
 
 def _newest_and_size(selection: Selection) -> tuple[int, int]:
     """The latest time of the files: unlike the time of day, it makes the same layer of the same
-    files again. And their bytes. There may be a million files.
+    files again, unless they stand in the Dockerfile. And their bytes. There may be a million files.
     """
     newest = size = 0
     for piece in selection.pieces:

@@ -58,7 +58,7 @@ async def apply(stage: StageBuild, instruction: Instruction, log: Log) -> None:
         test = config.healthcheck.test or []
         if test and test[0] != "NONE":
             log.say(f"Note: overriding previous HEALTHCHECK: [{' '.join(test)}]\n", classic=True)
-    elif isinstance(instruction, Volume):
+    elif isinstance(instruction, Volume) and not stage.site.options.dialect.keeps_volumes:
         await _check_volumes(stage, instruction)
     dialect = stage.site.options.dialect
     user = config.user if isinstance(instruction, Workdir) and dialect.users_workdir else ""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import posixpath
 import shutil
 import stat
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine._fast import copy
-from engine.build import copying
+from engine.build import copying, rules
 from engine.build.output import Log
 from engine.build.stage import StageBuild
 from engine.build.trees import DirectoryTree, Tree, source_path
@@ -66,13 +65,11 @@ class Ready:
 
 
 async def read(stage: StageBuild, mounts: Sequence[RunMount], log: Log) -> Wanted:
-    """Check the mounts, and find what the step's key has to contain of them."""
+    """Find what the step's key has to contain of its mounts, which `rules.check` has checked."""
     key: list[object] = []
     caches: list[str] = []
     mounts = [_in_namespace(stage, _with_path(stage, mount)) for mount in mounts]
     for mount in mounts:
-        if (mount.target or mount.type not in ("secret", "ssh")) and _target(stage, mount) == "/":
-            raise InvalidParameter('RUN --mount: invalid mount target "/"')
         what: list[object] = [mount.type, mount.id, mount.source, mount.target, mount.from_, mount.read_only, mount.env]
         what += [mount.mode, mount.uid, mount.gid, mount.size]
         if mount.type == "bind" or (mount.type == "cache" and mount.from_):
@@ -100,8 +97,7 @@ def _in_namespace(stage: StageBuild, mount: RunMount) -> RunMount:
 
 
 def _target(stage: StageBuild, mount: RunMount) -> str:
-    path = posixpath.normpath(posixpath.join("/", stage.state.config.working_dir or "/", mount.target))
-    return path.replace("//", "/")
+    return rules.mount_target(mount, stage.state.config.working_dir)
 
 
 def _cache_id(stage: StageBuild, mount: RunMount, content: object) -> str:

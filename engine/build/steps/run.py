@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.build import copying, keys
+from engine.build import copying, keys, rules
 from engine.build.dockerfile import created_by
 from engine.build.dockerfile.scope import Environment
 from engine.build.errors import StepFailed
@@ -36,15 +36,11 @@ from engine.containers import defaults, output, removal
 from engine.containers.container import Container
 from engine.containers.extra_mounts import Bind, Variable
 from engine.errors import EngineError, InvalidParameter, NotFound
-from engine.images.archive import ARCHITECTURE
 from engine.images.instructions import records
 from engine.images.instructions.records import Run
 from engine.images.record import ImageRecord
 from engine.system.threads import uninterrupted
 from engine.wire.containers import Config, CreateBody, HostConfig
-
-RUNNABLE = {ARCHITECTURE, *({"386"} if ARCHITECTURE == "amd64" else {"arm"} if ARCHITECTURE == "arm64" else ())}
-"""Architectures of images whose programs this host's kernel executes."""
 
 
 async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
@@ -54,7 +50,7 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
     if not instruction.command:  # RUN [], which Docker accepts
         return
     command, content = records.script(instruction)
-    script = None if content is None else (command[0] if isinstance(command, tuple) else command, content)
+    script = None if content is None else (str(command), content)
     argv = [*shell_of(config), command] if isinstance(command, str) else [*command]
     environment = stage.scope.run_environment(config.env)
     recorded = [f"|{len(environment.key)}", *environment.key, *argv] if environment.key else argv
@@ -118,13 +114,8 @@ def _check(stage: StageBuild, instruction: Run) -> None:
     if not state.image_id and not state.chain_ids and not instruction.mounts:
         # As Docker says when a RUN follows `FROM scratch` at once; nothing could be executed.
         raise InvalidParameter("Please provide a source image with `from` prior to commit")
-    if instruction.security != "sandbox":
-        raise InvalidParameter(f"RUN --security={instruction.security} is not supported: the sandbox cannot be left")
-    if instruction.network == "host" and stage.site.options.host.network_mode != "host":
-        raise InvalidParameter("RUN --network=host is not allowed: the build must be started with networkmode=host")
-    architecture = state.document.architecture
-    if architecture and architecture not in RUNNABLE:
-        raise InvalidParameter(f"RUN needs an image for {ARCHITECTURE}; this one is for {architecture}")
+    rules.check(instruction, state.config.working_dir, stage.site.options)
+    rules.permit(instruction, state.document.architecture, stage.site.options)
 
 
 def _host(stage: StageBuild, instruction: Run) -> HostConfig:

@@ -323,8 +323,8 @@ def script(run: Run) -> tuple[tuple[str, ...] | str, bytes | None]:
     """What a RUN executes: its command, and the content of a script file.
 
     With heredocs, the command (a str, for the shell) contains them. If the only word is a heredoc
-    whose content begins with `#!`, the command is that script's path, `/dev/pipes/NAME`, where the
-    content must be found with mode 0755.
+    whose content begins with `#!`, the command (for the shell) is that script's path,
+    `/dev/pipes/NAME`, where the content must be found with mode 0755.
     """
     if not run.heredocs or not isinstance(run.command, str):
         return run.command, None
@@ -335,7 +335,7 @@ def script(run: Run) -> tuple[tuple[str, ...] | str, bytes | None]:
         return words.readable(run.command + whole), None
     content = first.value()
     if content.startswith("#!"):
-        return (f"/dev/pipes/{first.name}",), content.encode(errors="surrogateescape")
+        return f"/dev/pipes/{first.name}", content.encode(errors="surrogateescape")
     return words.readable(content), None
 
 

@@ -37,3 +37,18 @@ def test_what_was_looked_up() -> None:
     other["b"] = "2"
     assert (other.get("b"), other.get("a"), seen.get("b"), seen.get("c", "x")) == ("2", "1", None, "x")
     assert "b" not in seen and other.missing == ["b", "c"] and seen.found == {"a", "b"}
+
+
+def test_directory_and_platform() -> None:
+    """A stage begins with those of the stage that it continues."""
+    text = "FROM x AS a\nWORKDIR b\nWORKDIR ../c\nFROM a\nWORKDIR /d\nFROM --platform=linux/arm64 scratch\n"
+    file = stages.read(lines.parse(text.encode()), {}, PLATFORMS, dialect=BUILDKIT)
+    walk = Walk(file, lambda _: Base(platform="linux/arm/v7", directory="/base"))
+    seen = []
+    for stage in file.stages:
+        place = walk.enter(stage)
+        assert place is not None
+        for instruction in walk.instructions(stage, place):
+            place.take(instruction)
+        seen.append((place.directory, place.architecture))
+    assert seen == [("/base/b/../c", "arm"), ("/d", "arm"), ("", "arm64")]
