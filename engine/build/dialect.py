@@ -73,6 +73,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """`FROM scratch` is an image, even without a step. Its working directory is `/`."""
     whole_arrays: bool
     """What follows a JSON array in its line makes the line a command for the shell."""
+    sandboxes: bool
+    """RUN sees of the engine's own files what BuildKit shows (`extra_mounts.Sandbox`), and no mark
+    of a container. Otherwise its containers are like any other.
+    """
     all_proxies: bool
     """RUN gets a proxy under the upper and the lower spelling of its name, and it overrides ENV. A
     blank one is none.

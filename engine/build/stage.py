@@ -221,7 +221,10 @@ class Site:
 
 
 def _lay_out_context(context: Tree, directory: int) -> None:
-    """Extract the whole context. Blocking."""
+    """Extract the whole context. Blocking. The directory itself has the mode that it has in
+    BuildKit, so that any USER may read it.
+    """
+    os.fchmod(directory, 0o755)
     selection = copying.select(context, ["."], destination_is_directory=True)
     place = copying.destination(directory, "/", directory=True)
     stream = copying.Stream(selection, place, -1, now=time.time_ns())

@@ -48,6 +48,7 @@ unreachable for containers.
 """
 
 _HOSTS = "127.0.0.1\tlocalhost\n"
+_HOSTS_OF_SANDBOX = "127.0.0.1\tlocalhost {}\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 _HOSTS_WITH_IPV6 = f"""\
 {_HOSTS}\
 ::1\tlocalhost ip6-localhost ip6-loopback
@@ -110,13 +111,14 @@ def write(
         files=joined.files,
         extra=extra.mounts,
         environment=extra.environment,
+        sandbox=extra.sandbox,
         config=config,
         defaults=defaults,
         edits=named.edits(record.host.device_requests or ()),
     )
     document = spec.build(record, place)
     _check_program(record, rootfs, sources, extra.here)
-    write_network_files(record, directory, networks, config, gateways)
+    write_network_files(record, directory, networks, config, gateways, sandbox=extra.sandbox)
     with making_files(record.ids):
         made = make_mount_points(rootfs, document.mounts, extra)
     bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -235,9 +237,11 @@ def write_network_files(
     networks: dict[str, EndpointSettings],
     config: Config,
     gateways: Sequence[str] = (),
+    *,
+    sandbox: bool = False,
 ) -> None:
     """hostname, hosts and resolv.conf as Docker writes them (resolv.conf(5), hosts(5)). What the
-    container does not say about DNS, `config` may say.
+    container does not say about DNS, `config` may say. `sandbox`: hosts as BuildKit writes it.
 
     `gateways`: the addresses that `host-gateway` stands for. Raises InvalidParameter if there is
     none.
@@ -245,10 +249,15 @@ def write_network_files(
     hostname = record.config.hostname or os.uname().nodename
     full_name = f"{hostname}.{record.config.domainname}" if record.config.domainname else hostname
     owner = record.ids.root if record.ids is not None else None
+    on_users_network = not PREDEFINED_NAMES.issuperset(networks)
     _write(directory / "hostname", hostname + "\n", owner)
     host_network = record.host.network_mode == "host"
     loopback = HAS_IPV6 and has_ipv6(record.host, "lo")
-    hosts = Path("/etc/hosts").read_text() if host_network else _HOSTS_WITH_IPV6 if loopback else _HOSTS
+    if sandbox:
+        networks = {}
+        hosts = _HOSTS_OF_SANDBOX.format(hostname)
+    else:
+        hosts = Path("/etc/hosts").read_text() if host_network else _HOSTS_WITH_IPV6 if loopback else _HOSTS
     if hosts and not hosts.endswith("\n"):
         hosts += "\n"
     for extra in record.host.extra_hosts or ():
@@ -262,7 +271,6 @@ def write_network_files(
             if address:
                 hosts += f"{address}\t{names}\n"
     _write(directory / "hosts", hosts, owner)
-    on_users_network = not PREDEFINED_NAMES.issuperset(networks)
     _write(
         directory / "resolv.conf",
         resolv_conf(

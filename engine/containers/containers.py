@@ -19,7 +19,7 @@ from engine import metrics
 from engine.containers import boot, create, image_mounts, removal, settings, sharing, transient
 from engine.containers.container import Container
 from engine.containers.defaults import Defaults
-from engine.containers.extra_mounts import ExtraMount
+from engine.containers.extra_mounts import ExtraMount, Sandbox
 from engine.containers.launch import BUNDLES, ROOT
 from engine.containers.lifecycle import State
 from engine.containers.names import Names, checked_name
@@ -214,12 +214,14 @@ class Containers:
 
         It stands on the image's layers; the image need not be in the store. The body's
         configuration is complete: nothing of the image's is merged into it, and its Volumes are not
-        mounted. `mounts` are those of its first start; `defaults` hold instead of the operator's.
-        It ends with `take`, `keep` or a removal.
+        mounted. `mounts` are those of its first start, whose root has no mark of a container if a
+        `Sandbox` is among them. `defaults` hold instead of the operator's. It ends with `take`,
+        `keep` or a removal.
 
         Raises InvalidParameter, NotFound, Conflict (name); a failure leaves nothing behind.
         """
-        container, _ = await self._create(wanted, name, "", image, defaults)
+        marked = not any(isinstance(mount, Sandbox) for mount in mounts)
+        container, _ = await self._create(wanted, name, "", image, defaults, marked=marked)
         container.extra_mounts = tuple(mounts)
         return container
 
@@ -239,9 +241,16 @@ class Containers:
         await transient.keep(container)
 
     async def _create(
-        self, wanted: CreateBody, name: str, platform: str, image: ImageRecord | None, defaults: Defaults | None = None
+        self,
+        wanted: CreateBody,
+        name: str,
+        platform: str,
+        image: ImageRecord | None,
+        defaults: Defaults | None = None,
+        *,
+        marked: bool = True,
     ) -> tuple[Container, Created]:
-        """A new container, transient with `image`."""
+        """A new container, transient with `image`. `marked`: as in `create.commit`."""
         chosen = checked_name(name) if name else ""
         drafted = create.draft(
             *(wanted, chosen or self._names.random(), platform, self.parts, self.get, self.support, image),
@@ -254,7 +263,9 @@ class Containers:
         try:
             await self.parts.deliveries.check(record.host.log_config)
             await create.commit(
-                drafted, self.parts, lambda record: made.append(self._created(record)), transient=image is not None
+                *(drafted, self.parts, lambda record: made.append(self._created(record))),
+                transient=image is not None,
+                marked=marked,
             )
         except BaseException:
             if record.id not in self._all:

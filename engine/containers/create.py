@@ -242,10 +242,15 @@ def _links(parts: Parts, find: Find, host: HostConfig) -> dict[str, str]:
 
 
 async def commit(
-    drafted: Draft, parts: Parts, created: Callable[[ContainerRecord], None], *, transient: bool = False
+    drafted: Draft,
+    parts: Parts,
+    created: Callable[[ContainerRecord], None],
+    *,
+    transient: bool = False,
+    marked: bool = True,
 ) -> None:
     """Create its volumes, its layer and its row; `created` is called when the row is written. A
-    `transient` one has no row.
+    `transient` one has no row, and may have a root that is not `marked` (`Snapshots.prepare`).
 
     A failure undoes everything.
 
@@ -254,13 +259,13 @@ async def commit(
     async with image_mounts.retained(drafted.record, parts.snapshots):
         if drafted.record.host.mounts:
             await host_paths.run(mount_points.check_sources, drafted.record.host)
-        cancelled = await _commit(drafted, parts, created, transient)
+        cancelled = await _commit(drafted, parts, created, transient, marked)
     if cancelled is not None:
         raise cancelled
 
 
 async def _commit(
-    drafted: Draft, parts: Parts, created: Callable[[ContainerRecord], None], transient: bool
+    drafted: Draft, parts: Parts, created: Callable[[ContainerRecord], None], transient: bool, marked: bool
 ) -> asyncio.CancelledError | None:
     """Returns the cancellation of the caller that came too late to undo the create."""
     record, mounts = drafted.record, drafted.mounts
@@ -270,7 +275,7 @@ async def _commit(
         record = msgspec.structs.replace(record, mounts=claim.mounts)
         if record.parent:
             await claim.populate(mounts.populated, lambda: _content(record, parts))
-        await parts.snapshots.prepare(record.id, record.parent or None, transient=transient)
+        await parts.snapshots.prepare(record.id, record.parent or None, transient=transient, marked=marked)
         try:
             if record.config.working_dir.strip("/"):
                 await _make_working_directory(record, parts)

@@ -77,7 +77,15 @@ class Variable(msgspec.Struct, frozen=True, kw_only=True):
         return f"Variable({self.name!r})"
 
 
-ExtraMount = Bind | Tmpfs | File | Variable
+class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """No mount, but the lack of some: the run has what BuildKit's have of the engine's own files.
+
+    There is no /etc/hostname and no variable HOSTNAME. /etc/hosts has the hostname as a name of
+    this host; it and /etc/resolv.conf cannot be written.
+    """
+
+
+ExtraMount = Bind | Tmpfs | File | Variable | Sandbox
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +103,8 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
     """The destinations that are directories."""
     environment: tuple[str, ...] = ()
     """Further variables of the process: `name=value`."""
+    sandbox: bool = False
+    """A `Sandbox` is among them."""
 
 
 @contextlib.asynccontextmanager
@@ -128,6 +138,8 @@ async def _place(
     directories: set[str] = set()
     environment: list[str] = []
     for each in wanted:
+        if isinstance(each, Sandbox):
+            continue
         if isinstance(each, Variable):
             environment.append(f"{each.name}={each.value}")
             continue
@@ -165,6 +177,7 @@ async def _place(
         here=here,
         directories=frozenset(directories),
         environment=tuple(environment),
+        sandbox=any(isinstance(each, Sandbox) for each in wanted),
     )
 
 
@@ -192,4 +205,4 @@ async def _clone(source: int, namespace: MountNamespace, trees: list[int]) -> No
         await namespace.run(clone)
 
 
-__all__ = ["Bind", "ExtraMount", "File", "Placed", "Tmpfs", "Variable", "placed"]
+__all__ = ["Bind", "ExtraMount", "File", "Placed", "Sandbox", "Tmpfs", "Variable", "placed"]

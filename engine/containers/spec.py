@@ -88,6 +88,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Mounts by destination that the record does not have (`extra_mounts.py`)."""
     environment: tuple[str, ...] = ()
     """Variables that the record does not have, likewise."""
+    sandbox: bool = False
+    """See `extra_mounts.Sandbox`."""
     config: Config = Config()
     defaults: Defaults = DOCKERS
     edits: cdi.Edits = cdi.NONE
@@ -121,7 +123,7 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
     of_cgroup = scope_limits.unit_annotations(limits) if record.cgroup_driver == "systemd" else {}
     variables = environment(
         (*record.link_environment, *(config.env or ()), *place.environment, *place.edits.env),
-        config.hostname,
+        "" if place.sandbox else config.hostname,
         tty=config.tty,
         home=place.identity.home,
     )
@@ -283,11 +285,10 @@ def mounts(record: ContainerRecord, place: Place, writable_cgroups: bool | None 
         found.remove(_MQUEUE)
         if os.path.ismount(_MQUEUE.destination):
             found.append(bind(_MQUEUE.destination, _MQUEUE.destination, True, ""))
+    writable = not host.readonly_rootfs and not place.sandbox
     own = {
-        f"/etc/{name}": bind(
-            str((place.files or place.directory) / name), f"/etc/{name}", not host.readonly_rootfs, "rprivate"
-        )
-        for name in ("resolv.conf", "hostname", "hosts")
+        f"/etc/{name}": bind(str((place.files or place.directory) / name), f"/etc/{name}", writable, "rprivate")
+        for name in ("resolv.conf", *(() if place.sandbox else ("hostname",)), "hosts")
     }
     temporary, options = mount_points.temporary(host), mount_points.options_of(record)
     own |= {destination: _tmpfs(destination, words) for destination, words in temporary.items()}

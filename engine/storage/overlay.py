@@ -176,8 +176,8 @@ class OverlaySnapshots:
         self.mount_namespace = MountNamespace(self._directory, _ROOTS)
         self._ids = ids
         self._opened: dict[str, _Opened] = {}
-        self._transient: set[str] = set()
-        """Keys of snapshots without a record."""
+        self._transient: dict[str, bool] = {}
+        """Keys of snapshots without a record, and whether they have the `marks`."""
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         """Locks by key, held while the snapshot's overlay is mounted or unmounted."""
 
@@ -329,7 +329,7 @@ class OverlaySnapshots:
             raise NotFound(f"No such snapshot: {key}")
         return snapshot
 
-    async def prepare(self, key: str, parent: str | None, *, transient: bool = False) -> None:
+    async def prepare(self, key: str, parent: str | None, *, transient: bool = False, marked: bool = True) -> None:
         """See `Snapshots.prepare`."""
         if key in self._snapshots:
             raise Conflict(f"snapshot {key} already exists")
@@ -342,7 +342,7 @@ class OverlaySnapshots:
         model = self.layer_path(parent) if parent else None
         try:
             if transient:
-                self._transient.add(key)
+                self._transient[key] = marked
             await _made(self._make_upper, snapshot.number, model)
             if not transient:
                 await self._records.commit(self._snapshot_table.put(key, snapshot))
@@ -371,7 +371,7 @@ class OverlaySnapshots:
                 _count_down(self._standing, snapshot.parent)
             try:
                 if key in self._transient:
-                    self._transient.discard(key)
+                    self._transient.pop(key, None)
                 else:
                     await self._records.commit(self._snapshot_table.delete(key))
                 await _made(files.remove_tree, path / "work")
@@ -394,7 +394,7 @@ class OverlaySnapshots:
 
     async def _record(self, key: str, snapshot: Snapshot) -> None:
         await self._records.commit(self._snapshot_table.put(key, snapshot))
-        self._transient.discard(key)
+        self._transient.pop(key, None)
 
     def _make_durable(self, number: int) -> None:
         files.sync_file_system(self._directory)
@@ -537,7 +537,8 @@ class OverlaySnapshots:
         """
         snapshot = self._snapshot(key)
         number = snapshot.number
-        lower = [*self._init, *(f"{layer.number}/diff" for layer in self.chain(snapshot.parent))]
+        marks = self._init if self._transient.get(key, True) else ()
+        lower = [*marks, *(f"{layer.number}/diff" for layer in self.chain(snapshot.parent))]
         if not lower:
             return lambda target: _mount(ids, f"{number}/diff", target, flags=mounts.MS_BIND)
         options = f"lowerdir={':'.join(lower)},upperdir={number}/diff,workdir={number}/work,{_OPTIONS}"
@@ -644,7 +645,7 @@ class OverlaySnapshots:
             _count_down(self._standing, snapshot.parent)
         await self._close(key)
         changes = [] if key in self._transient else [self._snapshot_table.delete(key)]
-        self._transient.discard(key)
+        self._transient.pop(key, None)
         await self._discard(changes, [snapshot.number])
         if snapshot.parent:
             await self._collect(snapshot.parent)

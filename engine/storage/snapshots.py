@@ -124,11 +124,12 @@ class Snapshots(Protocol):
 
     # --- snapshots --------------------------------------------------------------------------------
 
-    async def prepare(self, key: str, parent: str | None, *, transient: bool = False) -> None:
+    async def prepare(self, key: str, parent: str | None, *, transient: bool = False, marked: bool = True) -> None:
         """Make a writable snapshot on a layer, or an empty one if `parent` is None.
 
         A `transient` one has no record, so it does not outlive this process, and nothing is written
-        back to the disk when it is unmounted. Raises Conflict if the key is in use.
+        back to the disk when it is unmounted. As long as it is transient, it may lack the files
+        that mark the root of a container (`marked`). Raises Conflict if the key is in use.
         """
 
     def parent(self, key: str) -> str | None:

@@ -799,6 +799,58 @@ def test_a_script_runs_in_the_shell(builder: TempEngine) -> None:
     assert '"/bin/sh -c /dev/pipes/s" did not complete successfully: exit code: 127' in missing.failure.message
 
 
+def test_what_a_run_sees_of_the_engine(builder: TempEngine) -> None:
+    """As with BuildKit: no mark of a container, a name of its own that is no variable, and files
+    that cannot be written. /etc/hostname is the image's.
+    """
+    script = (
+        "ls -A / | grep docker; env | grep HOST; hostname; cat /etc/hosts; "
+        "for file in hosts resolv.conf; do echo x >>/etc/$file || echo $file; done 2>/dev/null; "
+        f"echo mine >/etc/hostname; : {unique()}"
+    )
+    built = build(builder, f"FROM busybox\nRUN --network=none {script}\nRUN cat /etc/hostname\n")
+    assert built.failure is None
+    seen, after = (vertex.log.decode().splitlines() for vertex in built.vertices if "RUN" in vertex.name)
+    assert seen == [
+        "buildkitsandbox",
+        "127.0.0.1\tlocalhost buildkitsandbox",
+        "::1\tlocalhost ip6-localhost ip6-loopback",
+        "hosts",
+        "resolv.conf",
+    ]
+    assert after == ["mine"]
+    usual = building.build(
+        builder, "FROM busybox\nRUN ls /.dockerenv; env | grep -c HOSTNAME\n", networkmode="none", nocache=1
+    )
+    assert usual.error is None and {"/.dockerenv", "1"} <= set(usual.lines)
+
+
+def test_any_user_may_read_a_bind_of_the_context(builder: TempEngine) -> None:
+    text = f"FROM busybox\nUSER 1234\nRUN --mount=target=/m : {unique()}; stat -c '%a %u' /m; cat /m/a\n"
+    built = Build(builder.socket, dockerfile(text, a=b"content")).result()
+    assert built.failure is None and built.vertices[-2].log == b"755 0\ncontent"
+
+
+def test_binds_and_caches_are_as_their_sources(builder: TempEngine) -> None:
+    """A writable file keeps its time; a cache that begins with files has the owner and mode of
+    their directory.
+    """
+    word = unique()
+    text = (
+        "FROM busybox AS files\nRUN mkdir -m 751 /d && touch /d/f && chown -R 7:8 /d\nFROM busybox\n"
+        f"RUN --mount=source=a,target=/a,rw : {word}; stat -c %Y /a\n"
+        f"RUN --mount=type=cache,id={word},from=files,source=d,target=/c stat -c '%a %u %g' /c\n"
+        f"RUN --mount=type=cache,id={word},from=files,source=d,target=/c,uid=5,mode=700 stat -c '%a %u %g' /c\n"
+    )
+    built = Build(builder.socket, dockerfile(text, a=Node(b"1", modified=5 * 10**9))).result()
+    assert built.failure is None
+    assert [vertex.log for vertex in built.vertices if "RUN --mount" in vertex.name] == [
+        b"5\n",
+        b"751 7 8\n",
+        b"700 5 8\n",
+    ]
+
+
 def test_volume_over_a_file(builder: TempEngine) -> None:
     """Only the start of a container needs a directory there."""
     built = build(builder, "FROM busybox\nRUN touch /file\nVOLUME /file\n")

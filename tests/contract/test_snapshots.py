@@ -11,7 +11,7 @@ import errno
 import os
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -37,14 +37,15 @@ class Overlay:
     monitor keeps.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, marks: Sequence[str] = ()) -> None:
         self.root = root
+        self.marks = marks
         self.namespace = -1
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Snapshots]:
         records = Records(self.root / "state.db")
-        snapshots = OverlaySnapshots(self.root, records)
+        snapshots = OverlaySnapshots(self.root, records, self.marks)
         try:
             await snapshots.resume(self.namespace)
             if self.namespace >= 0:
@@ -480,6 +481,27 @@ def test_changes_are_taken_where_they_lie(run: Run, tmp_path: Path) -> None:
 
     run(work)
     assert os.listdir(tmp_path / "layers") == []
+
+
+@needs_root
+@pytest.mark.parametrize("parent", [None, "base"])
+def test_a_transient_snapshot_may_lack_the_marks(tmp_path: Path, parent: str | None) -> None:
+    async def work(snapshots: Snapshots) -> None:
+        await add(snapshots, "base", file="text")
+        for key, marked in (("marked", True), ("bare", False)):
+            await snapshots.prepare(key, parent, transient=True, marked=marked)
+            async with mounted(snapshots, key) as where:
+                (where / "new").touch()
+                below = [*(["file"] if parent else []), *([".mark"] if marked else [])]
+                assert sorted(os.listdir(where)) == sorted(["new", *below])
+        ingest = await snapshots.take("bare")
+        assert os.listdir(ingest.path) == ["new"]
+        await snapshots.abandon(ingest)
+        await snapshots.remove("marked")
+
+    kept = Overlay(tmp_path, [".mark"])
+    _runner(kept.opened)(work)
+    kept.close()
 
 
 def test_an_ordinary_snapshot_is_taken_too(run: Run, tmp_path: Path) -> None:

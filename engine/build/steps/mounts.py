@@ -201,7 +201,10 @@ async def _cache(
     source = -1
     if mount.from_:
         source = await _source(stage, mount, log, borrowed)
-    uid, gid = mount.uid or 0, mount.gid or 0
+    first = None if source < 0 else await asyncio.to_thread(os.fstat, source)
+    uid = mount.uid if mount.uid is not None else first.st_uid if first is not None else 0
+    gid = mount.gid if mount.gid is not None else first.st_gid if first is not None else 0
+    mode = stat.S_IMODE(first.st_mode) if first is not None and mount.mode is None else _cache_mode(mount)
 
     def fill(directory: int) -> None:
         if source >= 0:
@@ -209,7 +212,7 @@ async def _cache(
         os.fchown(directory, uid, gid)
 
     caches = stage.site.parts.caches
-    path = await borrowed.enter_async_context(caches.use(cache, mount.sharing or "shared", fill, _cache_mode(mount)))
+    path = await borrowed.enter_async_context(caches.use(cache, mount.sharing or "shared", fill, mode))
     directory = await opened(asyncio.to_thread(files.open_directory, path))
     borrowed.callback(os.close, directory)
     return Bind(destination=target, source=directory, writable=not mount.read_only)
@@ -231,6 +234,7 @@ def _copied(source: int, directory: int) -> int:
             os.fchmod(target, stat.S_IMODE(found.st_mode))
             with open(whole, "rb", closefd=False) as reader, open(target, "wb", closefd=False) as writer:
                 shutil.copyfileobj(reader, writer, 1 << 20)
+            os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
         except BaseException:
             os.close(target)
             raise

@@ -34,7 +34,7 @@ from engine.build.state import State, shell_of
 from engine.build.steps import layer, mounts
 from engine.containers import defaults, output, removal
 from engine.containers.container import Container
-from engine.containers.extra_mounts import Bind, Variable
+from engine.containers.extra_mounts import Bind, Sandbox, Variable
 from engine.errors import EngineError, InvalidParameter, NotFound
 from engine.images.instructions import records
 from engine.images.instructions.records import Run
@@ -157,6 +157,8 @@ class _Container:
             if script is not None:
                 ready.add_script(*script)
             await self._add_volumes(ready, borrowed)
+            if self._options.dialect.sandboxes:
+                ready.mounts.append(Sandbox())
             container = await self._parts.containers.create_transient(
                 body, image, mounts=ready.mounts, defaults=defaults.DOCKERS if own else None
             )
@@ -176,7 +178,7 @@ class _Container:
         becomes a part of the image, as with Docker's volumes.
         """
         root = await self._stage.root() if self._dropped else -1
-        taken = {mount.destination for mount in ready.mounts if not isinstance(mount, Variable)}
+        taken = {mount.destination for mount in ready.mounts if not isinstance(mount, Variable | Sandbox)}
         for volume in self._dropped:
             try:
                 place = await asyncio.to_thread(copying.destination, root, volume, directory=True)

@@ -207,7 +207,7 @@ class FakeSnapshots:
         snapshot = self._snapshots.get(key)
         return None if snapshot is None else snapshot.parent
 
-    async def prepare(self, key: str, parent: str | None, *, transient: bool = False) -> None:
+    async def prepare(self, key: str, parent: str | None, *, transient: bool = False, marked: bool = True) -> None:
         if key in self._snapshots:
             raise Conflict(f"snapshot {key} already exists")
         model = self.layer_path(parent) if parent else None

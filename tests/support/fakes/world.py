@@ -593,7 +593,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(asyncio, "to_thread", inline)
     monkeypatch.setattr(host_paths, "run", inline)
     monkeypatch.setattr(bundle, "write", lambda *_: bundle.Written(oci.User(), []))
-    monkeypatch.setattr(bundle, "write_network_files", lambda *_: None)
+    monkeypatch.setattr(bundle, "write_network_files", lambda *_, **__: None)
     for name in ("engine.system.detached_mounts.make_private", "engine.containers.sharing.sweep"):
         monkeypatch.setattr(name, lambda *_: None)
     return made

@@ -106,6 +106,17 @@ def test_hosts_and_hostname(tmp_path: Path) -> None:
     assert hosts[-3:] == ["10.1.1.1\tdb", "::1\tv6", "172.17.0.9\tweb.example web"]
 
 
+@pytest.mark.parametrize("mode", ["default", "none", "host"])
+def test_hosts_of_a_sandbox(tmp_path: Path, mode: str) -> None:
+    """Its name is one of the loopback, whatever its network is."""
+    host = HostConfig(network_mode=mode, extra_hosts=["db:10.1.1.1"])
+    networks = {"bridge": EndpointSettings(ip_address="172.17.0.9")}
+    bundle.write_network_files(record(Config(hostname="box"), host), tmp_path, networks, ENGINE, sandbox=True)
+    assert (tmp_path / "hosts").read_text() == (
+        "127.0.0.1\tlocalhost box\n::1\tlocalhost ip6-localhost ip6-loopback\n10.1.1.1\tdb\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("sysctls", "ipv6"),
     [

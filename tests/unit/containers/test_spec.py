@@ -639,3 +639,14 @@ def test_a_user_beyond_the_ids_of_its_namespace(identity: Identity, words: str) 
         remapped(place(identity=identity))
     with pytest.raises(InvalidParameter, match=words):
         spec.exec_process(msgspec.structs.replace(record(), ids=IDS), ExecCreate(cmd=["x"]), identity)
+
+
+def test_a_sandbox() -> None:
+    """It has no hostname of the engine's but the kernel's, and cannot write the other files."""
+    found, usual = built(place(sandbox=True)), built()
+    assert found["hostname"] == "box"
+    assert "HOSTNAME=box" in usual["process"]["env"]
+    assert not any(each.startswith("HOSTNAME=") for each in found["process"]["env"])
+    own = {path: mount["options"] for path, mount in mounts_of(found).items() if path.startswith("/etc/")}
+    assert {path: "ro" in options for path, options in own.items()} == {"/etc/hosts": True, "/etc/resolv.conf": True}
+    assert mounts_of(usual).keys() - mounts_of(found).keys() == {"/etc/hostname"}
