@@ -266,15 +266,15 @@ def _heads(found: Line) -> list[Heredoc]:
     if "<<" not in found.rest:
         return []
     inner = line(found.rest, found.number) if found.keyword == "ONBUILD" else found
-    if inner.keyword not in HEREDOC_KEYWORDS or array_begins(inner.rest):
+    if inner.keyword not in HEREDOC_KEYWORDS or _is_array(inner.rest):
         return []
     return [head for word in _shell_words(inner.rest) if (head := heredoc_head(word)) is not None]
 
 
-def array_begins(text: str) -> bool:
-    """Whether the text is taken as JSON."""
+def _is_array(text: str) -> bool:
+    """Whether the whole text is taken as JSON."""
     try:
-        return array(text) is not None
+        return array(text, whole=True) is not None
     except InvalidParameter:
         return True
 
