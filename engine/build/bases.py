@@ -27,9 +27,11 @@ from engine.wire.images import ImageConfig
 
 
 def here(image: Image, options: Options, images: ImageStore) -> Base | None:
-    """What is known of an image, if it is here."""
+    """What is known of an image, if it is here. A named context may stand for it."""
     platform = option.platform(image.stage.platform, options.dialect) or options.platform
     name = names.named(image.name, options)
+    if name == names.SCRATCH:
+        return Base()
     try:
         return _base(images.get(name, None if is_digest(name) else platform).config)
     except EngineError:
@@ -47,9 +49,7 @@ async def find(images: Iterable[Image], options: Options, parts: Parts) -> dict[
     for image in images:
         name = names.named(image.name, options)
         asks = options.pull and not is_digest(name)  # what is here may not be what FROM gets
-        base = Base() if name == names.SCRATCH else None
-        if base is None and name and not asks:
-            base = here(image, options, parts.images)
+        base = here(image, options, parts.images) if name == names.SCRATCH or (name and not asks) else None
         if base is None and name:
             missing.setdefault((image.name, image.stage.platform), []).append(image)
         elif base is not None and image.is_base:

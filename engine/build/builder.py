@@ -131,8 +131,11 @@ class Builder:
                 async with contextlib.AsyncExitStack() as stack:
                     source = await stack.enter_async_context(opened(opening))
                     dockerfile = await self._valid(source.raw, options, opening)
+                    chosen = options
+                    if source.named is not None:
+                        chosen = msgspec.structs.replace(options, contexts=await source.named(dockerfile))
                     tree = await stack.enter_async_context(source.context(dockerfile))
-                    build = Build(self._parts, options, dockerfile, tree)
+                    build = Build(self._parts, chosen, dockerfile, tree)
                     opening.close()
                     ready.set_result(build)
                     await build.work()

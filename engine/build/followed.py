@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from engine.build.dockerfile import stages
 from engine.build.dockerfile.stages import Dockerfile, Stage
@@ -31,19 +31,51 @@ def paths(file: Dockerfile, target: str, base: Callable[[Stage], Base | None]) -
     `base`: the image of a stage that begins with none of the others; None if it is not known yet.
     """
     found: set[str] = set()
-    walk = Walk(file, base)
     try:
-        for stage in stages.needed(file, target):
-            place = walk.enter(stage)
-            if place is None:
-                return None
-            for instruction in walk.instructions(stage, place):
-                found.update(_read(instruction, place))
+        for place, instruction in _instructions(file, target, base):
+            found.update(_read(instruction, place))
     except InvalidParameter:  # the build will say it
         return None
     if not found.isdisjoint(("", ".")) or len(found) > MOST:
         return None
     return tuple(sorted(found))
+
+
+def names(file: Dockerfile, target: str, base: Callable[[Stage], Base | None]) -> set[str] | None:
+    """Names of the images, named contexts and stages that the build uses; None if these are not
+    certain. `base`: as for `paths`.
+    """
+    found: set[str] = set()
+    try:
+        found.update(stage.base for stage in stages.needed(file, target))
+        for place, instruction in _instructions(file, target, base):
+            found.update(stages.origins(instruction))
+            if isinstance(instruction, Arg | Env | OnBuild):
+                place.take(instruction)
+    except InvalidParameter:  # the build will say it
+        return None
+    return found
+
+
+def _instructions(
+    file: Dockerfile, target: str, base: Callable[[Stage], Base | None]
+) -> Iterator[tuple[Place, Instruction]]:
+    """Each instruction of the build, at its place. Raises InvalidParameter where it is not certain
+    which these are.
+    """
+    walk = Walk(file, base)
+    needed = stages.needed(file, target)
+    known = {stage.index for stage in needed}
+    for stage in needed:
+        place = walk.enter(stage)
+        if place is None:
+            raise InvalidParameter(f"{stage.base}: it is not known yet")
+        for instruction in walk.instructions(stage, place):
+            for name in stages.origins(instruction):
+                other = stages.referred(file, stage, name)
+                if other is not None and other.index not in known:  # a trigger names it
+                    raise InvalidParameter(f"{name}: what it uses is not known yet")
+            yield place, instruction
 
 
 def _read(instruction: Instruction, place: Place) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, TypeAlias
 
@@ -12,12 +12,14 @@ from engine.build.trees import Tree
 
 
 class Source(NamedTuple):
-    """`raw`: the Dockerfile. `context`: opens the context when the Dockerfile is known to be valid;
-    it raises EngineError.
+    """`raw`: the Dockerfile. When it is known to be valid, `named` makes the images of the named
+    contexts that it uses, for `Options.contexts`, and `context` opens the context. Both raise
+    EngineError.
     """
 
     raw: bytes
     context: Callable[[Dockerfile], AbstractAsyncContextManager[Tree]]
+    named: Callable[[Dockerfile], Awaitable[Mapping[str, str]]] | None = None
 
 
 Opened: TypeAlias = Callable[[Log], AbstractAsyncContextManager[Source]]

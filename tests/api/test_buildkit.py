@@ -250,8 +250,32 @@ def test_named_contexts(builder: TempEngine) -> None:
         built = Build(builder.socket, directories, options=options).result()
         assert built.image_id and built.vertices[-2].cached is cached, built
         assert cached or built.vertices[-2].log == f"{word}.dockerignore\na\nc\n".encode()
-    missing = Build(builder.socket, dockerfile("FROM busybox\n"), options={"context:x": "local:x"}).result()
+    missing = Build(builder.socket, dockerfile("FROM x\n"), options={"context:x": "local:x"}).result()
     assert missing.failure is not None and "no access allowed to dir x" in missing.failure.message
+
+
+@pytest.mark.parametrize(
+    ("text", "loaded"),
+    [
+        ("FROM busybox\nRUNX\n", False),
+        ("FROM extra\nRUN --network=host true\n", False),
+        ("FROM busybox AS one\nCOPY --from=extra / /\nFROM busybox\nRUN true\n", False),
+        ("FROM busybox AS one\nONBUILD COPY --from=extra / /\nFROM one\n", True),
+    ],
+)
+def test_a_named_context_is_loaded_for_a_valid_file_that_uses_it(builder: TempEngine, text: str, loaded: bool) -> None:
+    built = Build(
+        builder.socket, {**dockerfile(text), "extra": {"a": b""}}, options={"context:extra": "local:extra"}
+    ).result()
+    assert ("[context extra] load from client" in [vertex.name for vertex in built.vertices]) is loaded
+
+
+def test_a_trigger_uses_a_stage_that_reads_the_context(builder: TempEngine) -> None:
+    base = f"trigger-{unique()}"
+    assert build(builder, "FROM busybox\nONBUILD COPY --from=files /a /b\n", names=base).image_id
+    text = f"FROM busybox AS files\nCOPY a /a\nFROM {base}\nCOPY c /c\nRUN cat /b /c\n"
+    built = Build(builder.socket, dockerfile(text, a=b"A", c=b"C")).result()
+    assert built.failure is None and built.vertices[-2].log == b"AC"
 
 
 def test_named_contexts_in_place_of_stages(builder: TempEngine) -> None:

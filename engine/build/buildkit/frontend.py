@@ -48,6 +48,7 @@ from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
 from engine.build.dockerfile.stages import Dockerfile
+from engine.build.dockerfile.walk import Base
 from engine.build.imported import Imports
 from engine.build.kept import KeptContexts
 from engine.build.options import SANDBOX, Options, PruneOptions
@@ -363,7 +364,7 @@ class Files:
     def start(self, builder: Builder, chosen: Options, progress: Progress) -> AsyncGenerator[Report, None]:
         """Begin the build. `chosen`: the options of `wanted` with what the exporter adds."""
         if not self._wanted.url:
-            return builder.build_from(lambda _: self._open(progress, chosen), chosen)
+            return builder.build_from(lambda _: self._open(builder, progress, chosen), chosen)
         body = _nothing() if chosen.remote else self._upload()
         if self._wanted.own_dockerfile:
             return builder.build_from(lambda log: self._open_remote(builder, body, progress, chosen, log), chosen)
@@ -410,8 +411,8 @@ class Files:
         vertex.warn(warning, source)
 
     async def named(self, builder: Builder, progress: Progress) -> dict[str, str]:
-        """The images that the named contexts stand for. A directory is made one, from the cache
-        unless its files have changed.
+        """The images that the named contexts stand for. A directory and a URL are the empty root
+        until a valid Dockerfile uses them (`_used`), unless the context has the Dockerfile.
         """
         found = {}
         for name, source in self._wanted.named.items():
@@ -428,13 +429,38 @@ class Files:
                 result_id = self._wanted.inputs[source.removeprefix(_INPUT)]
                 found[options.context_key(name)] = await self._image_of(result_id)
                 continue
-            steps = Steps(Progress(""))
-            opened = functools.partial(self._open_named, builder, progress, name, source)
-            async with contextlib.aclosing(builder.build_from(opened, Options(dialect=BUILDKIT))) as reports:
-                async for report in reports:
-                    steps.take(report)
-            found[options.context_key(name)] = steps.image_id
+            later = not self._wanted.url or self._wanted.own_dockerfile
+            found[options.context_key(name)] = (
+                _known(source) if later else await self._made(builder, progress, name, source)
+            )
         return found
+
+    async def _used(self, builder: Builder, progress: Progress, chosen: Options, file: Dockerfile) -> Mapping[str, str]:
+        """The images of all named contexts, those of the directories and URLs that the file uses
+        among them.
+        """
+        others = layouts.SCHEME, _IMAGE, _INPUT
+        waiting = {name: source for name, source in self._wanted.named.items() if not source.startswith(others)}
+        if not waiting:
+            return chosen.contexts
+        known = await self._bases(file, chosen)
+        used = await asyncio.to_thread(followed.names, file, chosen.target, lambda stage: known[stage.index])
+        keys = None if used is None else {options.context_key(name) for name in used}
+        found = dict(chosen.contexts)
+        for name, source in waiting.items():
+            key = options.context_key(name)
+            if keys is None or key in keys:
+                found[key] = await self._made(builder, progress, name, source)
+        return found
+
+    async def _made(self, builder: Builder, progress: Progress, name: str, source: str) -> str:
+        """The image of a directory or a URL, from the cache unless its files have changed."""
+        steps = Steps(Progress(""))
+        opened = functools.partial(self._open_named, builder, progress, name, source)
+        async with contextlib.aclosing(builder.build_from(opened, Options(dialect=BUILDKIT))) as reports:
+            async for report in reports:
+                steps.take(report)
+        return steps.image_id
 
     @contextlib.asynccontextmanager
     async def _open_named(
@@ -467,16 +493,19 @@ class Files:
 
     async def _followed(self, file: Dockerfile, chosen: Options) -> tuple[str, ...] | None:
         """What the build reads of the context; None for all. Images are looked up on the loop."""
-        if chosen.pull:  # another image may be there when the build begins
-            return None
+        known = await self._bases(file, chosen)
+        return await asyncio.to_thread(followed.paths, file, chosen.target, lambda stage: known[stage.index])
+
+    async def _bases(self, file: Dockerfile, chosen: Options) -> dict[int, Base | None]:
+        """What is known of the images that the target's stages begin with, by stage."""
         needed = await asyncio.to_thread(stages.needed, file, chosen.target)
-        known = {
-            each.index: bases.here(image, chosen, self._images)
+        return {
+            # with `pull` another image may be there when the build begins
+            each.index: None if chosen.pull else bases.here(image, chosen, self._images)
             for each in needed
             for image in stages.images(file, each)
             if image.is_base and each.base != stages.SCRATCH
         }
-        return await asyncio.to_thread(followed.paths, file, chosen.target, lambda stage: known[stage.index])
 
     async def _no_files(self) -> context.Context:
         async def empty() -> AsyncIterator[bytes]:
@@ -512,10 +541,14 @@ class Files:
                 yield chunk
 
     @contextlib.asynccontextmanager
-    async def _open(self, progress: Progress, chosen: Options) -> AsyncIterator[Source]:
+    async def _open(self, builder: Builder, progress: Progress, chosen: Options) -> AsyncIterator[Source]:
         raw, ignored = await self._definition(progress)
         await self._ask_credentials(raw, chosen)
-        yield Source(raw, lambda file: self._context(progress, chosen, file, ignored))
+        yield Source(
+            raw,
+            lambda file: self._context(progress, chosen, file, ignored),
+            lambda file: self._used(builder, progress, chosen, file),
+        )
 
     @contextlib.asynccontextmanager
     async def _context(
@@ -545,7 +578,7 @@ class Files:
             async with builder.context(body, msgspec.structs.replace(chosen, content=raw), log) as (tree, _):
                 yield tree
 
-        yield Source(raw, opened)
+        yield Source(raw, opened, lambda file: self._used(builder, progress, chosen, file))
 
     async def _ignored(self, progress: Progress, own: bytes | None) -> bytes:
         """The .dockerignore of the context; `own`: that of the Dockerfile, if it has one."""

@@ -255,7 +255,7 @@ def used(dockerfile: Dockerfile, stage: Stage) -> set[int]:
                 raise at_line(error, one.line, one.text) from error
             instructions.append(msgspec.structs.replace(trigger, line=stage.line, text=stage.text))
     for instruction in instructions:
-        for name in _origins(instruction):
+        for name in origins(instruction):
             try:
                 other = referred(dockerfile, stage, name)
             except InvalidParameter as error:
@@ -280,7 +280,7 @@ def images(dockerfile: Dockerfile, stage: Stage) -> Iterator[Image]:
     if stage.parent is None:
         yield Image(stage=stage, name=stage.base, line=stage.line, text=stage.text, is_base=True)
     for instruction in stage.instructions:
-        for name in _origins(instruction):
+        for name in origins(instruction):
             if referred(dockerfile, stage, name) is None:
                 yield Image(stage=stage, name=name, line=instruction.line, text=instruction.text)
 
@@ -291,10 +291,11 @@ def is_one(dockerfile: Dockerfile) -> bool:
     """
     stages = dockerfile.stages
     mounts = any(isinstance(each, Run) and each.mounts for each in stages[0].instructions)
-    return len(stages) == 1 and not mounts and not any(_origins(each) for each in stages[0].instructions)
+    return len(stages) == 1 and not mounts and not any(origins(each) for each in stages[0].instructions)
 
 
-def _origins(instruction: Instruction) -> list[str]:
+def origins(instruction: Instruction) -> list[str]:
+    """Names of the stages, images and named contexts of which an instruction takes files."""
     if isinstance(instruction, Copy):
         return [instruction.from_] if instruction.from_ else []
     if isinstance(instruction, Run):
@@ -311,6 +312,7 @@ __all__ = [
     "images",
     "is_one",
     "needed",
+    "origins",
     "read",
     "read_line",
     "referred",

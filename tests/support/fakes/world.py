@@ -127,7 +127,7 @@ class Snapshots:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    async def prepare(self, key: str, parent: str | None, *, transient: bool = False) -> None:
+    async def prepare(self, key: str, parent: str | None, *, transient: bool = False, marked: bool = True) -> None:
         await self.world.point("prepare")
         self.world.layers.add(key)
 

@@ -84,6 +84,35 @@ def test_a_target() -> None:
     assert (paths(text, "one"), paths(text, "0"), paths(text)) == (("one",), ("one",), ("two",))
 
 
+def test_a_trigger_that_uses_a_stage_of_its_own() -> None:
+    """The stage's instructions are carried out too."""
+    text = "FROM a AS files\nCOPY one /\nFROM a\nCOPY two /"
+    assert paths(text, base=Base((), ("COPY --from=files / /",))) is None
+    assert paths(f"{text}\nCOPY --from=files /x /", base=Base((), ("COPY --from=files / /",))) == ("one", "two")
+
+
+@pytest.mark.parametrize(
+    ("text", "base", "expected"),
+    [
+        ("FROM a\nRUN x", NOTHING, {"a"}),
+        (
+            "FROM a AS one\nCOPY --from=no / /\nFROM b\nCOPY --from=x / /\nRUN --mount=from=y,target=/y z",
+            NOTHING,
+            {"b", "x", "y"},
+        ),
+        ("FROM a AS one\nONBUILD COPY --from=x / /\nFROM one", NOTHING, {"a", "one", "x"}),
+        ("ARG A=a\nFROM $A AS b\nFROM b", NOTHING, {"a", "b"}),
+        ("FROM a", Base((), ("COPY --from=x / /",)), {"a", "x"}),
+        ("FROM a", None, None),
+        ("FROM scratch\nCOPY --from=x / /", None, {"scratch", "x"}),
+        ("FROM b AS x\nFROM a", Base((), ("COPY --from=x / /",)), None),
+    ],
+)
+def test_names(text: str, base: Base | None, expected: set[str] | None) -> None:
+    file = stages.read(lines.parse(text.encode()), {}, PLATFORMS, dialect=BUILDKIT)
+    assert followed.names(file, "", lambda _: base) == expected
+
+
 def test_too_many_are_not_named() -> None:
     names = " ".join(f"f{number}" for number in range(followed.MOST + 1))
     assert paths(f"FROM a\nCOPY {names} /x/") is None
