@@ -269,6 +269,7 @@ class Control:
             stream.headers.get(f"{prefix}grpc-method", []),
             stream.peer,
         )
+        stream.begin()
         ours, theirs = socket.socketpair()
         try:
             await sessions.open(offer, theirs.detach(), b"", b"")
@@ -384,7 +385,11 @@ class Control:
         return await self._find(stream.metadata("buildkit-controlapi-buildid"))
 
     async def _find(self, ref: str) -> _Job:
-        """The build with this reference, as soon as its Solve has begun. Raises NotFound."""
+        """The build with this reference, as soon as its Solve has begun. Raises NotFound, and
+        InvalidParameter without a reference.
+        """
+        if not ref:
+            raise InvalidParameter("no buildid found in context")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(APPEAR_SECONDS):
                 while ref not in self._jobs:
@@ -402,6 +407,7 @@ class Control:
         if request.ref not in self._jobs and await self._history.log(stream, request.ref):
             return
         progress = self._ended.get(request.ref) or (await self._find(request.ref)).progress
+        stream.begin()
         async with contextlib.aclosing(progress.read()) as reports:
             async for report in reports:
                 await stream.send(protobuf.encode(report))
@@ -410,7 +416,9 @@ class Control:
         request = await _request(stream, SolveRequest)
         if request.definition is not None and request.definition.operations:
             raise _no_graphs()
-        if not request.ref or request.ref in self._jobs:
+        if not request.ref:
+            raise InvalidParameter("the build has no reference")
+        if request.ref in self._jobs:
             raise Conflict(f"build {request.ref[:200]!r} exists already")
         job = self._jobs[request.ref] = _Job(request)
         changed, self._changed = self._changed, asyncio.Event()

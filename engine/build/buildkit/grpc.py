@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import struct
 import time
@@ -65,8 +66,8 @@ CONNECTION_WINDOW = 16 << 20
 ANSWER_SECONDS = 60.0
 """Seconds for the answer of a call with one message. Credential helpers may ask the user."""
 
-OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS = 0, 1, 2, 3, 5, 6
-PERMISSION_DENIED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 7, 12, 13, 14, 16
+OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS = 0, 1, 2, 3, 4, 5, 6
+PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 7, 8, 12, 13, 14, 16
 
 _KINDS: dict[int, type[EngineError]] = {
     INVALID_ARGUMENT: InvalidParameter,
@@ -77,6 +78,10 @@ _KINDS: dict[int, type[EngineError]] = {
     UNAVAILABLE: Unavailable,
     UNAUTHENTICATED: Unauthorized,
 }
+_REFUSALS = (InvalidParameter, Forbidden)
+"""Kinds whose status is UNKNOWN when they are answers: so BuildKit answers, and clients put the
+name of any other status before the message.
+"""
 _PREFIX = struct.Struct(">BI")
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _WINDOW_UPDATE = struct.Struct(">3sBBII")
@@ -107,8 +112,16 @@ class Unsupported(Unimplemented):
         self.detail = detail
 
 
+class TooLong(InvalidParameter):
+    """A message that is longer than this side takes, or compressed."""
+
+
 def status_of(error: EngineError) -> int:
     """The gRPC status of a kind of error."""
+    if isinstance(error, TooLong):
+        return RESOURCE_EXHAUSTED
+    if isinstance(error, _REFUSALS):
+        return UNKNOWN
     return next((status for status, kind in _KINDS.items() if isinstance(error, kind)), UNKNOWN)
 
 
@@ -136,6 +149,8 @@ class Stream:
         self.headers = headers
         """Metadata of a served call."""
         self.closed = False
+        self.begun = False
+        """A served call has sent its headers."""
 
     @property
     def peer(self) -> str:
@@ -176,8 +191,18 @@ class Stream:
             self._taken = 0
         return message
 
+    def begin(self) -> None:
+        """Send the headers of a served call, for a client that waits for them before the first
+        message. A call that fails without them has its status in its headers.
+        """
+        if not self.begun and not self.closed:
+            self.begun = True
+            self._connection.send_headers(self._number, _headers())
+
     async def send(self, message: bytes, *, last: bool = False) -> None:
         """Send a message, as fast as the peer reads. `last`: it is the client's last one."""
+        if self._connection.serves:
+            self.begin()
         async with self._sending:
             await self._connection.send(self, self._number, _PREFIX.pack(0, len(message)) + message, last)
 
@@ -209,14 +234,16 @@ class Stream:
         return not self._ended and self._error is None
 
     def feed(self, data: bytes) -> None:
-        """Raises InvalidParameter for a message that is too long or compressed."""
+        """Raises TooLong for a message that is too long or compressed."""
+        if not self.receiving:
+            return
         buffer = self._buffer
         buffer += data
         place = 0
         while len(buffer) - place >= _PREFIX.size:
             compressed, size = _PREFIX.unpack_from(buffer, place)
             if compressed or size > MESSAGE_LIMIT:
-                raise InvalidParameter(_REFUSED)
+                raise TooLong(_REFUSED)
             end = place + _PREFIX.size + size
             if end > len(buffer):
                 break
@@ -347,7 +374,7 @@ class Connection(asyncio.Protocol):
             elif stream is not None and found is not None:
                 stream.arrived(found)
             elif stream is not None:
-                self.reset(number, (InvalidParameter, _REFUSED))
+                self._refuse(number, stream)
 
     def pass_data(self, number: int) -> bool:
         """h2 gets the DATA of a stream again. True if a message is incomplete."""
@@ -396,6 +423,17 @@ class Connection(asyncio.Protocol):
             await asyncio.wait(list(self._serving.values()))
 
     @property
+    def serves(self) -> bool:
+        """This side is the server."""
+        return self._handlers is not None
+
+    def send_headers(self, number: int, headers: Metadata, *, last: bool = False) -> None:
+        """Send headers or trailers of a call, unless the peer has ended it already."""
+        with contextlib.suppress(H2Error):
+            self._h2.send_headers(number, headers, end_stream=last)
+            self._flush()
+
+    @property
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
@@ -411,8 +449,8 @@ class Connection(asyncio.Protocol):
                     self.open_window(event.stream_id, padding)
                 try:
                     stream.feed(event.data)
-                except InvalidParameter as error:
-                    self.reset(event.stream_id, (type(error), error.message))
+                except TooLong:
+                    self._refuse(event.stream_id, stream)
         elif isinstance(event, events.StreamEnded):
             stream = self._streams.get(event.stream_id)
             if stream is not None:
@@ -438,6 +476,13 @@ class Connection(asyncio.Protocol):
             self._forget(event.stream_id, (ServerError, f"the peer has cancelled the call ({event.error_code})"))
         elif isinstance(event, events.ConnectionTerminated):
             self.close()
+
+    def _refuse(self, number: int, stream: Stream) -> None:
+        """A message cannot be taken. A call that is served ends with a status, when it reads it."""
+        if self.serves:
+            stream.finish((TooLong, _REFUSED))
+        else:
+            self.reset(number, (TooLong, _REFUSED))
 
     def _begin_data(self, number: int, headers: Mapping[str, list[str]]) -> None:
         if "content-length" not in headers:  # h2 would compare it with the DATA that it sees
@@ -553,8 +598,7 @@ class Connection(asyncio.Protocol):
         stream = self._streams[number] = Stream(self, number, headers)
         handler = self._handlers.get(path)
         if not _first(headers, "content-type").startswith("application/grpc"):
-            with contextlib.suppress(H2Error):  # the client has ended the call already
-                self._h2.send_headers(number, [(":status", "415")], end_stream=True)
+            self.send_headers(number, [(":status", "415")], last=True)
             self._streams.pop(number)
             return
         task = spawn(self._serve(stream, number, path, handler), f"serving {path}")
@@ -563,38 +607,67 @@ class Connection(asyncio.Protocol):
 
     async def _serve(self, stream: Stream, number: int, path: str, handler: Handler | None) -> None:
         status, message, more = OK, "", ""
-        # Clients of the build history compare its times with it.
-        now = ("buildkit-current-timestamp", rfc3339(time.time_ns()))
-        try:
-            self._h2.send_headers(number, [(":status", "200"), ("content-type", "application/grpc"), now])
-        except H2Error:  # the client has ended the connection already
-            return
-        self._flush()
+        limit = asyncio.timeout(None)
         try:
             if handler is None:
-                raise Unimplemented(f"unknown method {path}")
-            answer = await handler(stream)
-            if answer is not None:
-                await stream.send(answer)
+                raise Unimplemented(self._unknown(path))
+            encoding = stream.metadata("grpc-encoding")
+            if encoding not in ("", "identity"):
+                raise Unimplemented(f'grpc: Decompressor is not installed for grpc-encoding "{encoding[:50]}"')
+            limit = asyncio.timeout(_seconds(stream.metadata("grpc-timeout")))
+            async with limit:
+                answer = await handler(stream)
+                if answer is not None:
+                    await stream.send(answer)
         except EngineError as error:
             status, message = status_of(error), error.message
             if isinstance(error, Detailed | Unsupported):
                 more = details.encoded(status, shortened(message), error.detail)
-        except Exception:
-            _log.exception("%s failed", path)
-            status, message = INTERNAL, BUG
+        except Exception as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                status, message = DEADLINE_EXCEEDED, "context deadline exceeded"
+            else:
+                _log.exception("%s failed", path)
+                status, message = INTERNAL, BUG
         if not stream.closed:
-            with contextlib.suppress(H2Error):
-                text = quote(shortened(message), safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
-                trailers = [("grpc-status", str(status)), *([("grpc-message", text)] if text else [])]
-                trailers += [("grpc-status-details-bin", more)] if more else []
-                self._h2.send_headers(number, trailers, end_stream=True)
-                self._flush()
+            text = quote(shortened(message), safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
+            trailers = [("grpc-status", str(status)), *([("grpc-message", text)] if text else [])]
+            trailers += [("grpc-status-details-bin", more)] if more else []
+            self.send_headers(number, trailers if stream.begun else [*_headers(), *trailers], last=True)
             with contextlib.suppress(H2Error):
                 self._h2.reset_stream(number, ErrorCodes.NO_ERROR)  # it may still be sending
                 self._flush()
             self._streams.pop(number, None)
             stream.lost((Unavailable, "the call is over"))
+
+    def _unknown(self, path: str) -> str:
+        """Why no handler serves a path."""
+        service, slash, method = path[1:201].rpartition("/")
+        if not slash:
+            return f'malformed method name: "{path[:200]}"'
+        if any(each.startswith(f"/{service}/") for each in self._handlers or ()):
+            return f"unknown method {method} for service {service}"
+        return f"unknown service {service}"
+
+
+def _headers() -> list[tuple[str, str]]:
+    """Those of an answer. Clients of the build history compare its times with the last one."""
+    return [
+        *((":status", "200"), ("content-type", "application/grpc")),
+        ("buildkit-current-timestamp", rfc3339(time.time_ns())),
+    ]
+
+
+_UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+
+def _seconds(text: str) -> float | None:
+    """The value of `grpc-timeout`; None without one. Raises InvalidParameter."""
+    if not text:
+        return None
+    if not re.fullmatch("[0-9]{1,8}[HMSmun]", text, re.ASCII):
+        raise InvalidParameter(f'malformed grpc-timeout: "{text[:50]}"')
+    return int(text[:-1]) * _UNITS[text[-1]]
 
 
 async def request(stream: Stream, of: type[T]) -> T:

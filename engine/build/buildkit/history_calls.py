@@ -57,6 +57,7 @@ class HistoryCalls:
         matches = history_filters.parse(request.filters, time.time_ns())
         if request.limit < 0:
             raise InvalidParameter(f"invalid limit {request.limit}")
+        stream.begin()
 
         def chosen(record: BuildHistoryRecord | None) -> bool:
             return record is not None and request.ref in ("", record.ref) and matches(record)

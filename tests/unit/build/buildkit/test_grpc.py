@@ -65,17 +65,21 @@ class Client:
         while await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self._stream, 65536), 30 * PATIENCE):
             pass
 
-    def begin(self, path: str = "/echo", content_type: str = "application/grpc") -> int:
+    def begin(self, path: str = "/echo", content_type: str = "application/grpc", **more: str) -> int:
+        """`more`: headers, with underscores in their names."""
         number: int = self.h2.get_next_available_stream_id()
         headers = [(":method", "POST"), (":scheme", "http"), (":authority", "x"), (":path", path), ("te", "trailers")]
-        self.h2.send_headers(number, [*headers, ("content-type", content_type)])
+        headers += [("content-type", content_type), *((name.replace("_", "-"), more[name]) for name in more)]
+        self.h2.send_headers(number, headers)
         return number
 
     async def status(self) -> dict[str, str]:
-        """The trailers of the next call that ends."""
-        event = await self.until(h2.events.TrailersReceived)
-        assert isinstance(event, h2.events.TrailersReceived)
-        return dict(event.headers)
+        """The trailers of the next call that ends, or its headers if it has no message."""
+        while True:
+            event = await self.until(h2.events.TrailersReceived, h2.events.ResponseReceived)
+            assert isinstance(event, (h2.events.TrailersReceived, h2.events.ResponseReceived))
+            if event.stream_ended is not None:
+                return dict(event.headers)
 
 
 async def echo(stream: Stream) -> None:
@@ -138,9 +142,9 @@ def test_messages_in_any_pieces(piece: int) -> None:
     ("error", "status", "message"),
     [
         (NotFound("no é\n100%"), "5", "no %C3%A9%0A100%25"),
-        (InvalidParameter("x"), "3", "x"),
+        (InvalidParameter("x"), "2", "x"),
         (Conflict("x"), "6", "x"),
-        (Forbidden("x"), "7", "x"),
+        (Forbidden("x"), "2", "x"),
         (Unavailable("x"), "14", "x"),
         (ServerError("x"), "2", "x"),
         (ValueError("a bug"), "13", BUG),
@@ -155,12 +159,62 @@ def test_an_error_is_a_status(error: Exception, status: str, message: str, caplo
         await client.send()
         trailers = await client.status()
         assert (trailers["grpc-status"], trailers["grpc-message"]) == (status, message)
-        client.begin("/nothing")
-        await client.send()
-        assert (await client.status())["grpc-status"] == "12"
+        assert trailers[":status"] == "200"  # it has no other headers
 
     served(act, {"/fails": fails})
     assert ("a bug" in caplog.text) is isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/echo.Service/Nothing", "unknown method Nothing for service echo.Service"),
+        ("/other.Service/Nothing", "unknown service other.Service"),
+        ("/nothing", 'malformed method name: "/nothing"'),
+    ],
+)
+def test_calls_that_nothing_serves(path: str, message: str) -> None:
+    async def act(client: Client) -> None:
+        client.begin(path)
+        await client.send()
+        headers = await client.status()
+        assert (headers["grpc-status"], headers["grpc-message"]) == ("12", message)
+
+    served(act, {"/echo.Service/Echo": echo})
+
+
+@pytest.mark.parametrize("name", ["grpc_timeout", "grpc_encoding"])
+def test_headers_that_are_refused(name: str) -> None:
+    async def act(client: Client) -> None:
+        client.begin(**{name: "1x"})
+        await client.send()
+        headers = await client.status()
+        assert headers["grpc-status"] == {"grpc_timeout": "2", "grpc_encoding": "12"}[name]
+        assert "1x" in headers["grpc-message"]
+
+    served(act)
+
+
+@pytest.mark.parametrize("limit", ["20m", "20000u", "20000000n"])
+def test_a_call_ends_at_its_deadline(limit: str) -> None:
+    ended = []
+
+    async def waits(_: Stream) -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            ended.append(1)
+
+    async def act(client: Client) -> None:
+        client.begin("/waits", grpc_timeout=limit)
+        await client.send()
+        headers = await client.status()
+        assert (headers["grpc-status"], headers["grpc-message"]) == ("4", "context deadline exceeded")
+        client.h2.send_data(client.begin(grpc_timeout="1H"), framed(b"x"), end_stream=True)
+        await client.send()
+        assert (await client.status())["grpc-status"] == "0" and ended
+
+    served(act, {"/waits": waits})
 
 
 def test_requests_that_are_not_grpc() -> None:
@@ -174,10 +228,12 @@ def test_requests_that_are_not_grpc() -> None:
     served(act)
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["with the headers", "after the headers"])
 @pytest.mark.parametrize(
-    "sent", [struct.pack(">BI", 1, 0), struct.pack(">BI", 0, grpc.MESSAGE_LIMIT + 1), b"\0\0\0\0\5ab"]
+    ("sent", "status"),
+    [(struct.pack(">BI", 1, 0), "8"), (struct.pack(">BI", 0, grpc.MESSAGE_LIMIT + 1), "8"), (b"\0\0\0\0\5ab", "2")],
 )
-def test_messages_that_are_refused(sent: bytes) -> None:
+def test_messages_that_are_refused(sent: bytes, status: str, apart: bool) -> None:
     seen: list[EngineError] = []
 
     async def reads(stream: Stream) -> None:
@@ -189,12 +245,14 @@ def test_messages_that_are_refused(sent: bytes) -> None:
 
     async def act(client: Client) -> None:
         number = client.begin("/reads")
+        if apart:
+            await client.send()
         client.h2.send_data(number, sent, end_stream=True)
         await client.send()
-        await client.until(h2.events.StreamReset, h2.events.TrailersReceived)
+        assert (await client.status())["grpc-status"] == status
 
     served(act, {"/reads": reads})
-    assert all(isinstance(error, InvalidParameter) for error in seen)
+    assert [type(error) for error in seen] == [grpc.TooLong if status == "8" else InvalidParameter]
 
 
 def test_a_client_that_resets_its_calls_at_once() -> None:
@@ -248,6 +306,7 @@ def test_a_client_that_leaves_cancels_its_calls() -> None:
     cancelled = asyncio.Event()
 
     async def waits(stream: Stream) -> None:
+        stream.begin()
         try:
             await asyncio.sleep(1000)
         except asyncio.CancelledError:
