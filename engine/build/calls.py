@@ -75,19 +75,19 @@ class _Lint(msgspec.Struct, rename="camel"):
     build_error: _Error | msgspec.UnsetType = msgspec.UNSET
 
 
-class _Argument(msgspec.Struct, omit_defaults=True):
+class _Argument(msgspec.Struct, omit_defaults=True, kw_only=True):
     name: str
-    location: _Location
     description: str = ""
     value: str = ""
+    location: _Location
 
 
-class _Needed(msgspec.Struct, omit_defaults=True):
-    """A secret, or an SSH agent."""
+class _Needed(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A secret, or an SSH agent, where a stage mounts it first: later mounts of it may differ."""
 
     name: str
-    location: _Location
     required: bool = False
+    location: _Location
 
 
 class _Outline(msgspec.Struct, omit_defaults=True):
@@ -288,11 +288,10 @@ def _uses(file: Dockerfile, stage: Stage, walk: Walk, known: Mapping[str, _Globa
         if isinstance(expanded, Run):
             location = _location(expanded.line, file.ends.get(expanded.line, expanded.line))
             for mount in expanded.mounts:
-                if mount.type == "secret":
-                    found.secrets[mount.id] = _Needed(mount.id, location, mount.required)
-                elif mount.type == "ssh":
+                taken_by = {"secret": found.secrets, "ssh": found.agents}.get(mount.type)
+                if taken_by is not None:
                     name = mount.id or "default"
-                    found.agents[name] = _Needed(name, location, mount.required)
+                    taken_by.setdefault(name, _Needed(name=name, required=mount.required, location=location))
     for name in taken:  # grows
         if name in known and name not in found.arguments:
             found.arguments[name] = known[name].argument
@@ -330,7 +329,8 @@ def _names_in(text: str, variables: Mapping[str, str], escape: str) -> set[str]:
 
 def _argument(file: Dockerfile, line: Arg, name: str, value: str | None) -> _Argument:
     location = _location(line.line, file.ends.get(line.line, line.line))
-    return _Argument(name, location, _comment(file.comments, line.line, name), value or "")
+    description = _comment(file.comments, line.line, name)
+    return _Argument(name=name, description=description, value=value or "", location=location)
 
 
 def _shown(document: _Outline) -> str:

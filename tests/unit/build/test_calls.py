@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from engine.build import calls
 from engine.build.dialect import BUILDKIT
 from engine.build.dockerfile import lines, stages
@@ -23,9 +25,13 @@ FROM one
 """
 
 
+def asked(target: str, raw: bytes) -> dict[str, bytes]:
+    file = stages.read(lines.parse(raw), {}, PLATFORMS, target, dialect=BUILDKIT)
+    return calls.outline(raw, file, target, Walk(file, lambda _: Base()))
+
+
 def outline(target: str) -> str:
-    file = stages.read(lines.parse(TEXT), {}, PLATFORMS, target, dialect=BUILDKIT)
-    return calls.outline(TEXT, file, target, Walk(file, lambda _: Base()))["result.txt"].decode()
+    return asked(target, TEXT)["result.txt"].decode()
 
 
 def test_outlines() -> None:
@@ -36,6 +42,16 @@ def test_outlines() -> None:
         "SSH       REQUIRED\ndefault   \n\n"
     )
     assert outline("").startswith("BUILD ARG")
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("kind", ["secret", "ssh"])
+def test_the_first_mount_of_a_stage_says_whether_a_secret_is_required(kind: str, required: bool) -> None:
+    mounts = [f"RUN --mount=type={kind},id=s,required={str(each).lower()} x" for each in (required, not required)]
+    document = json.loads(asked("", "\n".join(["FROM scratch", *mounts]).encode())["result.json"])
+    (needed,) = document["secrets" if kind == "secret" else "ssh"]
+    assert needed.get("required", False) is required
+    assert needed["location"]["ranges"][0]["start"] == {"line": 2}
 
 
 def test_targets() -> None:
