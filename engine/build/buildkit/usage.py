@@ -1,35 +1,32 @@
 """The build cache in BuildKit's terms: `docker buildx du` and `docker buildx prune`.
 
-A filter is a line of CSV whose conditions all hold; one filter of several is enough. A condition is
-`KEY`, `KEY==VALUE`, `KEY!=VALUE` or `KEY~=VALUE` (contains). The keys that are true or false
-(`inuse`, `shared`, `private`, `mutable`, `immutable`) stand alone, or are compared with `true` and
-`false`.
+A filter has conditions that all hold (`filters.py`); one filter of several is enough. The fields
+`inuse`, `shared`, `private`, `mutable` and `immutable` are present where they are true. They may
+also be compared with `true` and `false`, as clients can only send comparisons: BuildKit finds them
+equal to nothing. A field that no entry has is absent.
 
-Source: BuildKit's client/diskusage and cache/manager. There `~=` takes a regular expression; here
-it takes text, because a client's expression could keep the event loop busy for minutes.
+Source: BuildKit's client/diskusage and cache/manager.
 Pure. Not here: what a prune removes (`build/prune.py`).
-Raises: InvalidParameter that names the filter.
+Raises: InvalidParameter that names the filters.
 """
 
 from __future__ import annotations
 
-import csv
-import re
 import time
 from collections.abc import Callable, Sequence
 
 from engine import booleans
+from engine.build.buildkit import filters as language
 from engine.build.buildkit.control_messages import PruneRequest, Time, UsageRecord
 from engine.build.options import PruneOptions, check_filters
 from engine.build.prune import CONTEXT, Entry
-from engine.errors import InvalidParameter, words
+from engine.errors import InvalidParameter
 
 RECORDS, DESCRIPTION = 10_000, 500
 """Entries of the cache in one message, and bytes of each description."""
 
 Condition = Callable[[Entry], bool]
 
-_CONDITION = re.compile(r"([a-z-]+)(?:(==|!=|~=)(.*))?", re.DOTALL)
 _FLAGS: dict[str, Condition] = {
     "inuse": lambda entry: entry.in_use,
     "shared": lambda entry: entry.shared,
@@ -46,42 +43,39 @@ _TEXTS: dict[str, Callable[[Entry], str]] = {
 }
 
 
-def condition(filters: Sequence[str]) -> Condition:
-    """The condition that the filters of a request state."""
+def condition(filters: Sequence[str], asks: str = "diskusage") -> Condition:
+    """The condition that the filters of a request state. `asks`: what the request is for."""
     characters = sum(len(text) + 1 for text in filters)
     check_filters(characters)  # before they are read
-    alternatives = [[_one(field) for field in _fields(text)] for text in filters if text]
+    try:
+        alternatives = [language.parse(text) for text in filters if text]
+    except InvalidParameter as error:
+        shown = " ".join(filters)[:300]
+        raise InvalidParameter(f"failed to parse {asks} filters [{shown}]: {error.message}") from error
     check_filters(characters, sum(map(len, alternatives)))
     if not alternatives:
         return lambda _: True
-    return lambda entry: any(all(one(entry) for one in conditions) for conditions in alternatives)
+    found = [[_one(each) for each in selectors] for selectors in alternatives]
+    return lambda entry: any(all(one(entry) for one in conditions) for conditions in found)
 
 
-def _fields(text: str) -> list[str]:
-    try:
-        return [field for row in csv.reader([text]) for field in row if field]
-    except csv.Error as error:
-        raise InvalidParameter(f"invalid filter {text[:200]!r}: {words(error)}") from None
+def _absent(_: Entry) -> str:
+    return ""
 
 
-def _one(text: str) -> Condition:
-    found = _CONDITION.fullmatch(text)
-    if found is None or found[1] not in (*_FLAGS, *_TEXTS):
-        raise InvalidParameter(f"invalid filter {text[:200]!r}")
-    key, comparison, value = found[1], found[2], found[3] or ""
-    if key in _FLAGS:
-        flag, wanted = _FLAGS[key], True
-        if comparison:
-            if comparison == "~=" or value not in booleans.WORDS:
-                raise InvalidParameter(f"invalid filter {text[:200]!r}: {key} is true or false")
-            wanted = booleans.WORDS[value] == (comparison == "==")
+def _one(selector: language.Selector) -> Condition:
+    field, operator, value, matches = selector
+    flag, text = _FLAGS.get(field), _TEXTS.get(field, _absent)
+    if flag is not None and not operator:
+        return flag
+    if flag is not None and operator != "~=" and value in booleans.WORDS:
+        wanted = booleans.WORDS[value] == (operator == "==")
         return lambda entry: flag(entry) == wanted
-    shown = _TEXTS[key]
-    if comparison == "==":
-        return lambda entry: shown(entry) == value
-    if comparison == "!=":
-        return lambda entry: shown(entry) != value
-    return lambda entry: value in shown(entry) if comparison else bool(shown(entry))
+    if operator == "==":
+        return lambda entry: bool(shown := text(entry)) and shown == value
+    if operator == "!=":
+        return lambda entry: text(entry) != value
+    return lambda entry: matches(text(entry))
 
 
 def prune_options(request: PruneRequest) -> PruneOptions:
@@ -89,7 +83,7 @@ def prune_options(request: PruneRequest) -> PruneOptions:
     age = request.keep_duration
     return PruneOptions(
         all=request.all,
-        condition=condition(request.filters),
+        condition=condition(request.filters, "prune"),
         unused_since_ns=time.time_ns() - age if age > 0 else 0,
         reserved_space=max(0, request.reserved_space),
         max_used_space=max(0, request.max_used_space),

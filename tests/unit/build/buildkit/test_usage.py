@@ -35,8 +35,16 @@ REST = Entry("bcd3", "", STEP, "", 1, 1, 1, 1, False, False)
         (("parents==abc1",), "2"),
         (("parent",), "2"),
         (("description",), "12"),
-        (('"description==RUN make, install"',), "1"),
-        (("type==",), ""),
+        (('description=="RUN make, install"',), "1"),
+        (("label==x",), ""),
+        (("label!=x,shared",), "1"),
+        (("nonsense",), ""),
+        (("ID==abc1",), ""),
+        (("inuse==maybe",), ""),
+        (("inuse!=maybe",), "123"),
+        (("shared~=true",), ""),
+        (("id.of.it==abc1",), "1"),
+        (("type~=^reg.*r$",), "13"),
     ],
 )
 def test_conditions(filters: tuple[str, ...], found: str) -> None:
@@ -45,10 +53,10 @@ def test_conditions(filters: tuple[str, ...], found: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["colour==red", "==", "type=x", "ID==x", "inuse==maybe", "shared~=true", "id==a,b==c", "id==" + "x" * 5000]
+    "text", ["==x", "type=x", "type===x", "type==", "id==a,", "id==a b==c", "id~=(a", "id==" + "x" * 5000]
 )
 def test_invalid_filters(text: str) -> None:
-    with pytest.raises(InvalidParameter, match=r"invalid filter|the filters have more than"):
+    with pytest.raises(InvalidParameter, match=r"failed to parse diskusage filters \[|the filters have more than"):
         usage.condition([text])
 
 
