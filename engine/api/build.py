@@ -43,7 +43,7 @@ async def build(engine: Engine, request: Request) -> StreamReply:
 
 async def prune(engine: Engine, request: Request) -> Reply:
     """POST /build/prune."""
-    return json_reply(request, await engine.builder.prune(decode_prune(request)))
+    return json_reply(request, (await engine.builder.prune(decode_prune(request))).report)
 
 
 def cancel(engine: Engine, request: Request) -> Reply:

@@ -119,10 +119,10 @@ class Collector:
         known = [*self._mounts, *prune.contexts(parts), *await prune.steps(parts)]
         if not await prune.is_due(parts, chosen, known):
             return
-        report = await prune.prune(parts, chosen)
+        pruned = await prune.prune(parts, chosen)
         self._next_walk = 0
-        if report.caches_deleted:
-            _log.info("build cache: removed %d records, %d bytes", len(report.caches_deleted), report.space_reclaimed)
+        if pruned.entries:
+            _log.info("build cache: removed %d records, %d bytes", len(pruned.entries), pruned.reclaimed)
 
 
 __all__ = ["Collector", "options_of", "policies"]

@@ -2,8 +2,9 @@
 
 A record can go when its image has no name, no container and no image made from it; then the image
 goes with it, so records are removed from the newest step of a chain to its base. The same holds for
-deleted images, which the store keeps for the cache. With `all`, the records of images that stay for
-a name or a container are forgotten. The least recently used go first.
+deleted images, which the store keeps for the cache. With `all`, the records of images that stay are
+forgotten: they have a name or a container, or an image was made from them by something else than a
+step. The least recently used go first.
 
 Rules: Docker Engine API, BuildPrune.
 Not here: when garbage is collected (`collection.py`).
@@ -46,7 +47,7 @@ class Entry(NamedTuple):
     in_use: bool
     """A build uses it now."""
     shared: bool
-    """An image with a name or a container needs it, so its bytes stay without it."""
+    """An image needs it that no prune of the cache removes, so its bytes stay without it."""
 
 
 async def entries(parts: Parts) -> list[Entry]:
@@ -84,8 +85,8 @@ async def steps(parts: Parts) -> list[Entry]:
     between.
     """
     images = parts.images
-    needed = images.needed()
-    kept = {chain_id for record in images.index if record.id in needed for chain_id in record.chain_ids}
+    lasting = _lasting(parts)
+    kept = {chain_id for record in images.index if record.id in lasting for chain_id in record.chain_ids}
     counted: set[str] = set()
     found = []
     for number, (key, step) in enumerate(sorted(parts.cache, key=lambda each: each[1].last_used, reverse=True), 1):
@@ -102,7 +103,7 @@ async def steps(parts: Parts) -> list[Entry]:
             Entry(
                 *(key, step.parent, STEP, step.text, size, step.created, step.last_used, step.uses),
                 in_use=step.image_id in parts.cache.used,
-                shared=step.image_id in needed or layer in kept,
+                shared=step.image_id in lasting or layer in kept,
             )
         )
     return found
@@ -136,10 +137,35 @@ def _removable(parts: Parts, image_id: str) -> bool:
     return record is not None and record.nameless and not needed
 
 
-async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
+class Pruned(NamedTuple):
+    """What a prune has removed, and the bytes that it has freed."""
+
+    entries: list[Entry]
+    reclaimed: int
+
+    @property
+    def report(self) -> PruneReport:
+        """As the API has it."""
+        return PruneReport(caches_deleted=[entry.id for entry in self.entries] or None, space_reclaimed=self.reclaimed)
+
+
+def _lasting(parts: Parts) -> set[str]:
+    """Ids of the images that no prune of the cache removes: those with a name or a container, those
+    that no step made, and all that these were made from.
+    """
+    images, found = parts.images, parts.images.needed()
+    for each in images.index:
+        record = None if parts.cache.steps_of(each.id) else each
+        while record is not None and record.id not in found:
+            found.add(record.id)
+            record = images.index.find(record.parent)
+    return found
+
+
+async def prune(parts: Parts, options: PruneOptions) -> Pruned:
     """Remove what the options say. Raises ServerError."""
     await parts.cache.write()
-    deleted: dict[str, None] = {}
+    deleted: list[Entry] = []
     reclaimed = 0
     known = await entries(parts)  # once: it reads the directories of cache mounts
     total = _sum(known)
@@ -164,25 +190,25 @@ async def prune(parts: Parts, options: PruneOptions) -> PruneReport:
             entry = entry._replace(in_use=step.image_id in parts.cache.used)
         if not _matches(entry, options) or not await _remove(parts, entry):
             continue
-        deleted[entry.id] = None
+        deleted.append(entry)
         reclaimed += _sum([entry])
         # They were used before the others that wait.
         waiting.extendleft(reversed(below.pop(parent, [])))
     if options.all:
-        needed = parts.images.needed()
+        lasting = _lasting(parts)
         for number, entry in enumerate(known, 1):
             if keep is not None and total - reclaimed <= keep:
                 break
             if not number % 100:
                 await asyncio.sleep(0)
             step = parts.cache.get(entry.id)
-            if step is None or step.image_id not in needed or step.image_id in parts.cache.used:
+            if step is None or step.image_id not in lasting or step.image_id in parts.cache.used:
                 continue
             if _matches(entry, options):
                 parts.cache.drop([*parts.cache.steps_of(step.image_id)])
-                deleted[entry.id] = None
+                deleted.append(entry)
     parts.events.publish("builder", "prune", "", {"reclaimed": str(reclaimed)})
-    return PruneReport(caches_deleted=[*deleted] or None, space_reclaimed=reclaimed)
+    return Pruned(deleted, reclaimed)
 
 
 async def _remove(parts: Parts, entry: Entry) -> bool:
@@ -255,4 +281,16 @@ async def is_due(parts: Parts, options: PruneOptions, known: Sequence[Entry]) ->
     return (keep is None or total > keep) and any(_matches(entry, options) and not entry.in_use for entry in known)
 
 
-__all__ = ["CACHE_MOUNT", "CONTEXT", "STEP", "Entry", "contexts", "entries", "is_due", "mounts", "prune", "steps"]
+__all__ = [
+    "CACHE_MOUNT",
+    "CONTEXT",
+    "STEP",
+    "Entry",
+    "Pruned",
+    "contexts",
+    "entries",
+    "is_due",
+    "mounts",
+    "prune",
+    "steps",
+]

@@ -22,11 +22,11 @@ from engine.api.application import Application
 from engine.api.engine import Engine
 from engine.api.versions import CHANGES, Table, Version
 from engine.build.options import DEFAULT_HOST, Options, PruneOptions
+from engine.build.prune import STEP, Entry, Pruned
 from engine.build.reports import ImageMade, Notice, Report, Transfer
 from engine.errors import Conflict, InvalidParameter, NotFound, ServerError
 from engine.http.messages import Headers, Reply, Request, StreamReply
 from engine.images.credentials import Credentials
-from engine.wire.build import PruneReport
 from engine.wire.containers import Ulimit
 from engine.wire.images import Platform, ProgressDetail
 from tests.unit.api.parts import engine, request
@@ -63,9 +63,9 @@ class FakeBuilder:
         finally:
             self.closed = True
 
-    async def prune(self, options: PruneOptions, /) -> PruneReport:
+    async def prune(self, options: PruneOptions, /) -> Pruned:
         self.pruned = options
-        return PruneReport(caches_deleted=["a", "b"], space_reclaimed=7)
+        return Pruned([Entry(each, "", STEP, "", 1, 1, 1, 1, False, False) for each in "ab"], 7)
 
 
 def fakes(builder: Any, tmp_path: Path) -> Engine:

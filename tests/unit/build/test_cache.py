@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from engine.build import prune
+from engine.build import prune, state
 from engine.build.cache import Cache
 from engine.build.caches import CacheDirectory, Caches
 from engine.build.copying import Destination, Selection, Stream, select
@@ -243,9 +244,9 @@ def test_prune_leaves_what_a_build_uses(run: Run) -> None:
     async def work(site: Site) -> None:
         made = site.meta(await site.base(), "x")
         site.cache.used[made.image_id] += 1
-        assert (await prune.prune(site.parts, PruneOptions(all=True))).caches_deleted is None
+        assert (await prune.prune(site.parts, PruneOptions(all=True))).entries == []
         site.cache.used -= Counter([made.image_id])
-        assert (await prune.prune(site.parts, PruneOptions())).caches_deleted == [made.key]
+        assert [each.id for each in (await prune.prune(site.parts, PruneOptions())).entries] == [made.key]
 
     run(work)
 
@@ -298,7 +299,7 @@ def test_an_owned_step_stays_when_its_image_is_deleted(run: Run) -> None:
         await site.images.delete("built")
         assert site.snapshots.layer(last.top) is not None
         report = await prune.prune(site.parts, PruneOptions())
-        assert report.caches_deleted == [last.key, middle.key]
+        assert [each.id for each in report.entries] == [last.key, middle.key]
         assert site.snapshots.layer(last.top) is None
         assert not site.images.kept.ids() and site.images.usage()[0] == 0
 
@@ -324,9 +325,9 @@ def test_an_owned_step_that_ran_again_frees_its_former_image(run: Run) -> None:
 
 def test_prune_of_a_chain_reads_the_cache_mounts_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(site: Site) -> None:
-        state = await site.base()
+        made = await site.base()
         for number in range(20):
-            state = site.meta(state, str(number))
+            made = site.meta(made, str(number))
         walks, walk = 0, site.parts.caches.all
 
         def counted() -> list[CacheDirectory]:
@@ -351,13 +352,31 @@ def test_prune_removes_what_no_name_needs_from_the_end_of_each_chain(run: Run) -
         live = site.meta(await site.directory(base, "kept"), "named")
         await site.cache.write_result(live, [reference.with_tag("built", "")])
         report = await prune.prune(site.parts, PruneOptions())
-        assert len(report.caches_deleted or ()) == 2
+        assert len(report.entries) == 2
         assert site.kept() == {"kept", "named"}
         assert dead.image_id not in site.images.index
         assert site.snapshots.layer(dead.top) is None and site.snapshots.layer(live.top) is not None
         report = await prune.prune(site.parts, PruneOptions(all=True))
-        assert len(report.caches_deleted or ()) == 2 and report.space_reclaimed == 0
+        assert len(report.entries) == 2 and report.reclaimed == 0
         assert site.kept() == set() and site.images.get("built").id == live.image_id
+
+    run(work)
+
+
+def test_prune_forgets_the_steps_below_an_image_that_no_step_made(run: Run) -> None:
+    """Such as the nameless result of a build with an inline cache, or of a commit."""
+
+    async def work(site: Site) -> None:
+        base = site.meta(await site.base(), "base")
+        made = await site.directory(base, "made")
+        document = msgspec.structs.replace(made.document, author="a committer")
+        other = state.recorded(document, made.key, made.image_id, made.chain_ids, made.document.rootfs.diff_ids)
+        await site.cache.write_result(other, [])
+        assert {each.shared for each in await prune.steps(site.parts)} == {True}
+        assert (await prune.prune(site.parts, PruneOptions())).entries == []
+        pruned = await prune.prune(site.parts, PruneOptions(all=True))
+        assert (len(pruned.entries), pruned.reclaimed) == (2, 0)
+        assert site.kept() == set() and site.images.get(other.image_id).parent == made.image_id
 
     run(work)
 
@@ -408,11 +427,11 @@ def test_bytes_count_once(run: Run) -> None:
         await site.cache.write_result(last, [reference.with_tag("built", "")])
         assert await shown() == {key: (size, True) for key, (size, _) in alone.items()}
         small = PruneOptions(all=True, max_used_space=1)
-        assert (await prune.prune(site.parts, small)).caches_deleted is None, "the images have the bytes"
+        assert (await prune.prune(site.parts, small)).entries == [], "the images have the bytes"
         await site.images.delete("built")
         assert await shown() == {first.key: (3, False)}
         report = await prune.prune(site.parts, PruneOptions())
-        assert report.caches_deleted == [first.key] and report.space_reclaimed == 3
+        assert [each.id for each in report.entries] == [first.key] and report.reclaimed == 3
         assert site.cache.find("other") is None and site.snapshots.layer(first.top) is None
 
     run(work)
