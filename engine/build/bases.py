@@ -2,7 +2,7 @@
 of the one in its registry, whose layers are not fetched for that.
 
 Threads: the event loop's. Not here: FROM, which pulls (`steps/base.py`).
-Raises:  AtLine for an image that is neither here nor in its registry.
+Raises:  Unresolved for an image that is neither here nor in its registry.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from engine.build import options as option
 from engine.build.dockerfile.lines import at_line
 from engine.build.dockerfile.stages import Image
 from engine.build.dockerfile.walk import Base
-from engine.build.errors import AtLine
+from engine.build.errors import Unresolved
 from engine.build.options import Options
 from engine.build.parts import Parts
 from engine.build.steps import base as names
-from engine.errors import EngineError, InvalidParameter
+from engine.errors import EngineError, InvalidParameter, NotFound
 from engine.images import reference
 from engine.images.archive import is_digest
 from engine.images.credentials import NOBODY
@@ -83,8 +83,13 @@ async def _asked(image: Image, options: Options, parts: Parts) -> Base:
         credentials = options.credentials.get(wanted.domain, NOBODY)
         return _base(await parts.remote.configuration(name, credentials, platform))
     except EngineError as error:
-        text = f"{name}: failed to resolve source metadata for {name}: {error.message}"
-        raise AtLine(at_line(InvalidParameter(text), image.line, image.text).message, image.line, text) from error
+        shown = option.context_key(name)
+        missing = isinstance(error, NotFound) and error.message.startswith("manifest for ")
+        answer = f"{shown}: not found" if missing else error.message
+        named = f"{name}: " if name == image.name else ""
+        text = f"{named}failed to resolve source metadata for {shown}: {answer}"
+        message = at_line(InvalidParameter(text), image.line, image.text).message
+        raise Unresolved(message, image.line, text, answer) from error
 
 
 def _base(document: ImageConfig) -> Base:

@@ -55,7 +55,6 @@ from engine.images.store import ImageStore
 from engine.storage.records import Records
 from engine.system.tasks import shield, spawn
 from engine.system.threads import cancelled
-from engine.wire.build import PruneReport
 
 DEFAULT_NAMES = ("Dockerfile", "dockerfile", "Containerfile")
 DOCKERFILE_LIMIT = 16 << 20
@@ -212,7 +211,12 @@ class Builder:
         """The Dockerfile of a build; what is to be said of it goes to the log."""
         if not raw.strip():
             metrics.BUILDS_FAILED.add("dockerfile_empty_error")
-            raise InvalidParameter(f"The Dockerfile ({options.dockerfile or DEFAULT_NAMES[0]}) cannot be empty")
+            name = (
+                "the Dockerfile"
+                if options.dialect.checks
+                else f"The Dockerfile ({options.dockerfile or DEFAULT_NAMES[0]})"
+            )
+            raise InvalidParameter(f"{name} cannot be empty")
 
         def read() -> Dockerfile:
             return stages.read(
@@ -278,7 +282,7 @@ class Builder:
             return calls.Answer(await asyncio.to_thread(_targets, raw))
         check = await asyncio.to_thread(lint.Check, raw, _request(options))
         if check.file is None:
-            raise check.failure or InvalidParameter("the Dockerfile cannot be read")
+            raise InvalidParameter(_findings(check, {}).error)
         file, known = check.file, await bases.find(check.images, options, self._parts)
         findings = await asyncio.to_thread(_findings, check, known)
         walk = Walk(file, lambda stage: known.get(stage.index))
@@ -328,7 +332,7 @@ class Builder:
         """What builds may ask for beyond the ordinary."""
         return self._parts.config.build_entitlements
 
-    async def prune(self, options: PruneOptions) -> PruneReport:
+    async def prune(self, options: PruneOptions) -> prune.Pruned:
         """Remove records of the build cache, with images that only it needs."""
         return await prune.prune(self._parts, options)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.errors import InvalidParameter, ServerError
 
 
@@ -28,4 +30,22 @@ class AtLine(InvalidParameter):
         self.reason = reason
 
 
-__all__ = ["AtLine", "StepFailed"]
+class Circular(AtLine):
+    """Stages wait for one another."""
+
+    def __init__(self, reason: str, lines: Sequence[int]) -> None:
+        """`lines`: those that make each of the stages wait, the last one first."""
+        super().__init__(reason, lines[0], reason)
+        self.lines = lines
+
+
+class Unresolved(AtLine):
+    """An image is neither here nor in its registry."""
+
+    def __init__(self, message: str, line: int, reason: str, answer: str) -> None:
+        """`answer`: why, without the names of the image."""
+        super().__init__(message, line, reason)
+        self.answer = answer
+
+
+__all__ = ["AtLine", "Circular", "StepFailed", "Unresolved"]

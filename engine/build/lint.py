@@ -43,7 +43,7 @@ from engine.images.instructions.records import (
     Label,
     Workdir,
 )
-from engine.images.instructions.words import Line
+from engine.images.instructions.words import Line, Unnumbered
 
 MOST = 1000
 """Warnings of one file; later ones are dropped."""
@@ -272,8 +272,7 @@ class Check:
                 self.failure = error
         names = list(dict.fromkeys(warned.rule.name for warned in self._warnings))
         if self.failure is not None:
-            line = self.failure.line if isinstance(self.failure, AtLine) else 0
-            place = (line, self._document.ends.get(line, line)) if line else None
+            place = (self.failure.line, self._last(self.failure)) if isinstance(self.failure, AtLine) else None
             return Findings(warnings=tuple(self._warnings), error=self._words(self.failure), place=place)
         if self._choice.fails and names:
             text = f"lint violation found for rules: {', '.join(names)}"
@@ -284,8 +283,12 @@ class Check:
         """The error as BuildKit has it: with the line as long as instructions are being read."""
         if not isinstance(error, AtLine):
             return error.message
-        reading = len(self._read) < len(self._document.lines)
+        reading = len(self._read) < len(self._document.lines) and not isinstance(error.__cause__, Unnumbered)
         return f"dockerfile parse error on line {error.line}: {error.reason}" if reading else error.reason
+
+    def _last(self, error: AtLine) -> int:
+        """The last line of a fault."""
+        return max(error.last, self._document.ends.get(error.line, 0))
 
     def _warn(self, rule: Rule, detail: str, line: int, last: int = 0) -> None:
         if self._choice.holds(rule) and len(self._warnings) < MOST:

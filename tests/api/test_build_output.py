@@ -332,7 +332,7 @@ def test_steps_have_a_limit(builder: TempEngine) -> None:
 def test_a_value_that_is_known_at_its_step_names_its_line(builder: TempEngine) -> None:
     built = build(builder, "FROM busybox\nARG port=99999\n\nEXPOSE $port\n")
     assert built.error is not None
-    assert built.error["error"] == "dockerfile parse error line 4: EXPOSE: invalid containerPort: 99999"
+    assert built.error["error"] == "dockerfile parse error on line 4: EXPOSE: invalid containerPort: 99999"
 
 
 def test_quiet(builder: TempEngine) -> None:

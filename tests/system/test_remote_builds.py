@@ -164,7 +164,7 @@ def test_add_of_a_url(builder: TempEngine) -> None:
             (f"ADD --checksum=x {url}/x /x", "invalid checksum"),
             (f"ADD {url}/ /d/", f"cannot determine filename from url: {url}/"),
             (f"ADD {url}/missing /x", "Got HTTP status code >= 400: 404 Not Found"),
-            (f"COPY {url}/x /x", "Source can't be a URL for COPY"),
+            (f"COPY {url}/x /x", "source can't be a URL for COPY"),
         ):
             assert words in failure(builder, context(f"FROM busybox\n{line}\n")), line
     finally:

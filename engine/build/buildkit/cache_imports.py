@@ -113,7 +113,7 @@ async def _shown(
         elif entry.type == "local" and client is not None:
             source = _local(attributes, client)
         else:
-            raise Unimplemented(f"unknown cache importer: {entry.type[:100]!r}")
+            raise Unimplemented(f"unknown cache importer: {entry.type[:100]}")
         cache = await _read(source, platform or platforms.HOST)
     except EngineError as error:
         vertex.end(error.message)

@@ -68,7 +68,7 @@ from engine.build.buildkit.messages import BytesMessage, shortened
 from engine.build.buildkit.progress import CANCELED, Progress, Steps
 from engine.build.buildkit.session import Sessions
 from engine.build.cache import Uses
-from engine.build.errors import AtLine, StepFailed
+from engine.build.errors import AtLine, Circular, StepFailed, Unresolved
 from engine.build.reports import CheckWarning
 from engine.build.state import State
 from engine.config.cache import CachePolicy
@@ -121,6 +121,8 @@ BUILDKIT_VERSION = f"v0.25.2+engined.{__version__}"
 What comes after `+` counts for no comparison.
 """
 _EXPORTERS = frozenset(("moby", "image", "", LOCAL, TAR))
+_OTHER_EXPORTERS = frozenset(("docker", "oci", "registry"))
+"""Those that BuildKit has, too."""
 
 
 class Parts(NamedTuple):
@@ -247,12 +249,8 @@ class Control:
 
     async def _prune(self, stream: Stream) -> None:
         chosen = usage.prune_options(await _request(stream, PruneRequest))
-        builder = self._parts.builder
-        known = {entry.id: entry for entry in await builder.usage()}
-        report = await builder.prune(chosen)
-        for deleted in report.caches_deleted or ():
-            if deleted in known:
-                await stream.send(protobuf.encode(usage.record(known[deleted])))
+        for entry in (await self._parts.builder.prune(chosen)).entries:
+            await stream.send(protobuf.encode(usage.record(entry)))
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -564,9 +562,10 @@ class Control:
                     await progress.room()
         except EngineError as error:
             words = shortened(_words(error))
-            steps.end(words)
+            cause = error.__cause__
+            steps.end(cause.answer if isinstance(cause, Unresolved) else words)
             lines = (error.line, error.last) if isinstance(error, AtLine) else steps.lines
-            raise _placed(words, wanted, files, lines) from error
+            raise _placed(words, wanted, files, lines, cause.lines if isinstance(cause, Circular) else ()) from error
         except asyncio.CancelledError:
             steps.end(CANCELED)
             raise
@@ -592,11 +591,16 @@ class Control:
             vertex.end()
 
 
-def _placed(words: str, wanted: Wanted, files: Files, lines: tuple[int, int] | None) -> ServerError:
-    """A failure, and where in the Dockerfile it is. Clients show the name of any other status."""
+def _placed(
+    words: str, wanted: Wanted, files: Files, lines: tuple[int, int] | None, several: Sequence[int] = ()
+) -> ServerError:
+    """A failure, and where in the Dockerfile it is: in these lines, or at `several` places. Clients
+    show the name of any other status.
+    """
     if lines is None or not files.dockerfile:
         return ServerError(words)
-    return grpc.Detailed(words, details.Lines(wanted.filename, files.dockerfile, *lines))
+    places = tuple((line, line) for line in several) or (lines,)
+    return grpc.Detailed(words, details.Lines(wanted.filename, files.dockerfile, places))
 
 
 def _inline_cache(result: _Result) -> bool:
@@ -629,12 +633,15 @@ def _words(error: EngineError) -> str:
 
 def _exporters(request: SolveRequest) -> list[Exporter]:
     """The exporters that a client asks for; none for a build that only fills the cache. Raises
-    Unimplemented for all but images of this engine, and files.
+    Unimplemented for all but images of this engine, and files, and InvalidParameter for others than
+    BuildKit's.
     """
     exporters = list(request.exporters)
     if not exporters and request.exporter:
         exporters = [Exporter(type=request.exporter, attributes=request.exporter_attributes)]
     for exporter in exporters:
+        if exporter.type not in (*_EXPORTERS, *_OTHER_EXPORTERS):
+            raise InvalidParameter(f"exporter {quoted(exporter.type[:100])} could not be found")
         if exporter.type not in _EXPORTERS:
             raise Unimplemented(f"exporter {exporter.type[:100]!r} is not supported: only images, local and tar")
     return exporters

@@ -19,6 +19,9 @@ LARGEST = 32 << 10
 take 16 MiB, others less.
 """
 
+_MOST = 4
+"""Places that are shown. Each has the whole file."""
+
 _ERRORS = "github.com/moby/buildkit/errdefs."
 
 
@@ -36,12 +39,11 @@ class _Status(msgspec.Struct):
 
 
 class Lines(msgspec.Struct, frozen=True):
-    """Lines of a Dockerfile, first and last from 1, and the file itself."""
+    """Places in a Dockerfile, the first and last line of each from 1, and the file itself."""
 
     filename: str
     content: bytes
-    first: int
-    last: int
+    places: tuple[tuple[int, int], ...]
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -56,7 +58,7 @@ class Named(msgspec.Struct, frozen=True):
 
 def encoded(code: int, message: str, detail: Lines | Named) -> str:
     """The value of the trailer `grpc-status-details-bin`; empty for a file that does not fit."""
-    if isinstance(detail, Lines) and len(detail.content) > LARGEST:
+    if isinstance(detail, Lines) and len(detail.content) * len(detail.places[:_MOST]) > LARGEST:
         return ""
     return base64.b64encode(status(code, message, detail)).decode().rstrip("=")
 
@@ -72,8 +74,9 @@ def status(code: int, message: str, detail: Lines | Named | None = None, vertex:
             "data": base64.b64encode(detail.content).decode(),
             "language": "Dockerfile",
         }
-        ranges = [{"start": {"line": detail.first}, "end": {"line": detail.last}}]
-        found.append(_any("Source", {"info": info, "ranges": ranges}))
+        for first, last in detail.places[:_MOST]:
+            ranges = [{"start": {"line": first}, "end": {"line": last}}]
+            found.append(_any("Source", {"info": info, "ranges": ranges}))
     if vertex:
         found.append(_any("Vertex", {"digest": vertex}))
     return protobuf.encode(_Status(code=code, message=message, details=found))

@@ -53,7 +53,7 @@ from engine.build.imported import Imports
 from engine.build.kept import KeptContexts
 from engine.build.options import SANDBOX, Options, PruneOptions
 from engine.build.output import Log
-from engine.build.prune import Entry
+from engine.build.prune import Entry, Pruned
 from engine.build.remote import is_url
 from engine.build.reports import CheckWarning, Report
 from engine.build.source import Opened, Source
@@ -67,7 +67,6 @@ from engine.images.credentials import NOBODY, Credentials
 from engine.images.instructions.records import Add, Copy, Run
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
-from engine.wire.build import PruneReport
 from engine.wire.containers import HostConfig, Ulimit
 
 _log = logging.getLogger(__name__)
@@ -120,7 +119,7 @@ class Builder(Protocol):
 
     async def usage(self) -> list[Entry]: ...
 
-    async def prune(self, options: PruneOptions, /) -> PruneReport: ...
+    async def prune(self, options: PruneOptions, /) -> Pruned: ...
 
 
 class Wanted(NamedTuple):

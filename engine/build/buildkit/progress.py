@@ -427,7 +427,7 @@ class _Lane:
         self._name = "[internal] prepare the build"
         """Of the step whose reports come, if it gets a vertex only with the first of them."""
         self.lines: tuple[int, int] | None = None
-        """Those of the last step that has begun."""
+        """Those of the last step that has begun, until it has succeeded."""
 
     def take(self, report: Report) -> None:
         if isinstance(report, StepBegun):
@@ -439,6 +439,7 @@ class _Lane:
         elif isinstance(report, StepEnded):
             if not report.failed:
                 self.end()
+                self.lines = None
         elif isinstance(report, CacheHit):
             if self._current is not None:
                 self._current.cached = True

@@ -83,11 +83,12 @@ def parse(raw: bytes) -> Document:
                 comments[number] = tuple(before)
                 before.clear()
         except InvalidParameter as error:
-            raise at_line(error, number, joined) from error
+            raise at_line(error, number, joined, len(source.lines)) from error
     if warnings:
         warnings.append("[WARNING]: Empty continuation lines will become errors in a future release.")
     if not lines:
-        raise InvalidParameter("No image was generated. Is your Dockerfile empty? (file with no instructions)")
+        reason = "file with no instructions"
+        raise AtLine(f"No image was generated. Is your Dockerfile empty? ({reason})", 1, reason)
     return Document(
         escape=escape,
         syntax=directives.get("syntax", ""),
@@ -100,12 +101,19 @@ def parse(raw: bytes) -> Document:
     )
 
 
-def at_line(error: InvalidParameter, number: int, text: str) -> AtLine:
-    """The error with the line's number, and the instruction unless the message has it."""
+def at_line(error: InvalidParameter, number: int, text: str, last: int = 0) -> AtLine:
+    """The error with the line's number, and the instruction unless the message has it. `last`: the
+    number of the last line that it is about, if that is not the same.
+    """
     keyword = words.line(text, number).keyword[:50]
     named = re.search(rf"\b{re.escape(keyword)}\b", error.message)
-    words_of_it = f"dockerfile parse error line {number}: {'' if named else f'{keyword}: '}{error.message}"
-    return AtLine(words_of_it, number, error.message)
+    words_of_it = f"dockerfile parse error on line {number}: {'' if named else f'{keyword}: '}{error.message}"
+    return AtLine(words_of_it, number, error.message, last)
+
+
+def _fault(reason: str, number: int) -> AtLine:
+    """A fault that ends the reading before the instructions. BuildKit shows the line before it."""
+    return AtLine(f"dockerfile parse error on line {number}: {reason}", max(1, number - 1), reason)
 
 
 def serves(frontend: str) -> bool:
@@ -128,9 +136,7 @@ def _physical(text: str) -> list[str]:
         lines.pop()
     for number, line in enumerate(lines, 1):
         if len(line) > _LONGEST // 4 and len(os.fsencode(line.rstrip("\r\n"))) > _LONGEST:
-            raise InvalidParameter(
-                f"dockerfile parse error line {number}: dockerfile line greater than maximum allowed size of {_LONGEST}"
-            )
+            raise _fault(f"dockerfile line greater than maximum allowed size of {_LONGEST}", number)
     return lines
 
 
@@ -146,14 +152,9 @@ def _directives(lines: Sequence[str]) -> tuple[dict[str, str], int]:
         if match is None or name not in ("escape", "syntax", "check"):
             break
         if name in found:
-            raise InvalidParameter(
-                f"dockerfile parse error line {number}: only one {name} parser directive can be used"
-            )
+            raise _fault(f"only one {name} parser directive can be used", number)
         if name == "escape" and match[2] not in ("\\", "`"):
-            raise InvalidParameter(
-                f"dockerfile parse error line {number}: invalid ESCAPE '{match[2]}'. Must be ` or \\:"
-                f" invalid escape token '{match[2]}' does not match ` or \\"
-            )
+            raise InvalidParameter(f"invalid escape token '{match[2]}' does not match ` or \\"[:300])
         found[name] = match[2]
         last = number
     return found, last

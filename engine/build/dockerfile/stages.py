@@ -6,6 +6,7 @@ Raises: InvalidParameter that names the line and the instruction.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -14,6 +15,7 @@ import msgspec
 from engine.build.dialect import CLASSIC, Dialect
 from engine.build.dockerfile.lines import Document, at_line, check_frontend
 from engine.build.dockerfile.scope import Arguments, Platforms, normalized
+from engine.build.errors import Circular
 from engine.errors import InvalidParameter
 from engine.images import reference
 from engine.images.instructions import records
@@ -95,9 +97,7 @@ def read(
                 arguments.declare_global(instruction, document.escape)
                 global_arguments.append(instruction)
             else:
-                raise InvalidParameter(
-                    "no build stage in current context: Please provide a source image with `from` prior to commit"
-                )
+                raise InvalidParameter("no build stage in current context")
         except InvalidParameter as error:
             raise at_line(error, line.number, line.original) from error
     if not stages:
@@ -150,7 +150,7 @@ def _stage(
         raise InvalidParameter(f"empty platform value from expression {instruction.platform}")
     parent = named.get(given.image.lower())
     if parent is None and given.image != SCRATCH and not _IDENTIFIER.fullmatch(given.image):
-        reference.parse(given.image)
+        _check_reference(given.image)
     try:
         platform = normalized(given.platform) if given.platform else ""
     except InvalidParameter as error:
@@ -165,6 +165,22 @@ def _stage(
         line=line.number,
         written=instruction,
     )
+
+
+def _check_reference(image: str) -> None:
+    """Raises InvalidParameter unless it is a name of an image."""
+    try:
+        reference.parse(image)
+    except InvalidParameter as error:
+        directory, slash, name = image.rpartition("/")
+        domain, _, below = f"{directory}{slash}{re.split('[:@]', name)[0]}".partition("/")
+        path = f"{domain}/{below}" if below else f"library/{domain}"
+        if below and (re.search("[.:]", domain) or domain == "localhost"):
+            path = below
+        why = error.message.removesuffix(f": {image!r}").replace(
+            "repository name must", f"repository name ({path}) must"
+        )
+        raise InvalidParameter(f'failed to parse stage name "{image}": {why}'[:500]) from error
 
 
 def replaced(dockerfile: Dockerfile, is_image: Callable[[str], bool]) -> Dockerfile:
@@ -194,7 +210,7 @@ def referred(dockerfile: Dockerfile, stage: Stage, name: str) -> Stage | None:
     if not re.fullmatch(r"[0-9]{1,9}", name):
         return None
     if int(name) >= len(stages):
-        raise InvalidParameter(f"invalid from flag value {name}: there is no stage of that number")
+        raise InvalidParameter(f"invalid stage index {name}")
     return stages[int(name)]
 
 
@@ -233,12 +249,33 @@ def _ordered(dockerfile: Dockerfile, wanted: Iterable[int]) -> tuple[Stage, ...]
                 open_.discard(index)
                 done[index] = dockerfile.stages[index]
             elif following in open_:
-                stage = dockerfile.stages[following]
-                raise InvalidParameter(f"circular dependency detected on stage: {stage.name or stage.index}")
+                waiting = [at for at, _ in path]
+                waiting = [*waiting[waiting.index(following) :], following]
+                raise _circular(dockerfile, waiting)
             else:
                 open_.add(following)
                 path.append((following, iter(uses[following])))
     return tuple(done.values())
+
+
+def _circular(dockerfile: Dockerfile, waiting: Sequence[int]) -> Circular:
+    """The fault of stages each of which waits for the next one; the last one is the first."""
+    found = dockerfile.stages
+    first = found[waiting[0]]
+    return Circular(
+        f"circular dependency detected on stage: {first.name or first.index}",
+        [_use(dockerfile, found[one], other) for one, other in reversed([*itertools.pairwise(waiting)])],
+    )
+
+
+def _use(dockerfile: Dockerfile, stage: Stage, other: int) -> int:
+    """The line that makes a stage wait for another one."""
+    for instruction in stage.instructions:
+        for name in _origins(instruction):
+            meant = referred(dockerfile, stage, name)
+            if meant is not None and meant.index == other:
+                return instruction.line
+    return stage.line
 
 
 def used(dockerfile: Dockerfile, stage: Stage) -> set[int]:

@@ -148,7 +148,7 @@ async def _select(
         repository = git.source_of_add(source) if isinstance(instruction, Add) else None
         if not remote and repository is None:
             if "://" in source and source.startswith(("http://", "https://")):
-                raise InvalidParameter("Source can't be a URL for COPY")
+                raise InvalidParameter("source can't be a URL for COPY")
             plain.append(source)
         elif repository is not None:
             repository = repository._replace(

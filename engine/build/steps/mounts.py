@@ -256,7 +256,7 @@ async def _secret(stage: StageBuild, mount: RunMount, target: str, ready: Ready)
     content = await stage.site.secret(mount.id)
     if content is None:
         if mount.required:
-            raise NotFound(f"RUN --mount=type=secret: secret {mount.id}: not found")
+            raise NotFound(f"secret {mount.id}: not found")
         return
     if mount.env:
         if b"\0" in content:
@@ -281,7 +281,7 @@ async def _ssh(
     socket = await stage.site.ssh_socket(mount, borrowed)
     if socket < 0:
         if mount.required:
-            raise NotFound(f"RUN --mount=type=ssh: no SSH agent {mount.id or 'default'} is forwarded")
+            raise NotFound(f"unset ssh forward key {mount.id or 'default'}")
         return
     path = target if mount.target else SSH_SOCKET.format(number)
     ready.mounts.append(Bind(destination=path, source=socket, writable=True))

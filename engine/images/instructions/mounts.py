@@ -15,7 +15,8 @@ import msgspec
 
 from engine import booleans
 from engine.errors import InvalidParameter, words
-from engine.images.instructions.words import Expand
+from engine.images.instructions.nearest import hint
+from engine.images.instructions.words import Expand, Unnumbered
 
 
 class RunMount(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ def read(text: str, word: Expand, *, strict: bool) -> RunMount:
     try:
         rows = list(csv.reader([text], strict=True))
     except csv.Error as error:
-        raise InvalidParameter(f"failed to parse csv mounts: {words(error)}: {text}"[:300]) from None
+        raise Unnumbered(f"failed to parse csv mounts: {words(error)}: {text}"[:300]) from None
     fields = rows[0] if rows else []
     given: dict[str, Any] = {}
     unknown = False
@@ -83,13 +84,13 @@ def read(text: str, word: Expand, *, strict: bool) -> RunMount:
         key, equals, value = field.partition("=")
         key = key.lower()
         if key not in _MOUNT_KEYS:
-            raise InvalidParameter(
-                f"unexpected key '{key}' in '{field}'"[:300]
+            raise Unnumbered(
+                f"unexpected key '{key}' in '{field}'"[:300] + hint(key, _MOUNT_KEYS)
                 if equals
                 else f"invalid field '{field}' must be a key=value pair"[:300]
             )
         if not equals and key not in ("readonly", "ro", "readwrite", "rw", "required"):
-            raise InvalidParameter(f"invalid field '{field}' must be a key=value pair"[:300])
+            raise Unnumbered(f"invalid field '{field}' must be a key=value pair"[:300])
         if key == "from" and re.search(r"\$.", value):
             raise InvalidParameter(f"'{key}' doesn't support variable expansion, define alias stage instead")
         value = word(value) if equals else "true"
@@ -113,23 +114,23 @@ def _mount_value(key: str, value: str) -> Any:
     match _MOUNT_KEYS[key]:
         case "type":
             if value.lower() not in _MOUNT_TYPES:
-                raise InvalidParameter(f'unsupported mount type "{value}"')
+                raise Unnumbered(f'unsupported mount type "{value}"')
             return value.lower()
         case "sharing":
             if value.lower() not in _SHARING:
-                raise InvalidParameter(f'unsupported sharing value "{value}"')
+                raise Unnumbered(f'unsupported sharing value "{value}"')
             return value.lower()
         case "read_only" | "required":
             if value not in booleans.WORDS:
-                raise InvalidParameter(f"invalid value for {key}: {value}"[:300])
+                raise Unnumbered(f"invalid value for {key}: {value}"[:300])
             return booleans.WORDS[value] != (key in ("rw", "readwrite"))
         case "mode":
             if not re.fullmatch(r"[0-7]{1,11}", value) or int(value, 8) > 0o7777:
-                raise InvalidParameter(f"invalid value {value} for mode"[:300])
+                raise Unnumbered(f"invalid value {value} for mode"[:300])
             return int(value, 8)
         case "uid" | "gid":
             if not re.fullmatch(r"[0-9]{1,10}", value) or int(value) >= (1 << 32) - 1:
-                raise InvalidParameter(f"invalid value {value} for {key}"[:300])
+                raise Unnumbered(f"invalid value {value} for {key}"[:300])
             return int(value)
         case "size":
             return _size(value)
@@ -149,7 +150,7 @@ def _size(value: str) -> int:
         unit = 1 << 10 * " kmgtp".index(match[2].lower() or " ")
         size = int(whole) * unit + int(fraction or 0) * unit // 10 ** len(fraction)
     if match is None or size >= 1 << 63:
-        raise InvalidParameter(f"invalid value for size: {value}"[:300])
+        raise Unnumbered(f"invalid value for size: {value}"[:300])
     return size
 
 
@@ -161,21 +162,21 @@ def _check_mount(mount: RunMount, given: Mapping[str, Any]) -> None:
     kind = mount.type
     for key in ("mode", "uid", "gid"):
         if key in given and kind not in ("secret", "ssh", "cache"):
-            raise InvalidParameter(f'{key} not allowed for "{kind}" type mounts')
+            raise Unnumbered(f'{key} not allowed for "{kind}" type mounts')
     for key, kinds in _ONLY.items():
         if key in given and kind not in kinds:
-            raise InvalidParameter(f"unexpected key '{key}' for mount type '{kind}'")
+            raise Unnumbered(f"unexpected key '{key}' for mount type '{kind}'")
     if kind == "secret":
         if mount.from_:
-            raise InvalidParameter("secret mount should not have a from")
+            raise Unnumbered("secret mount should not have a from")
         if mount.sharing:
-            raise InvalidParameter("secret mount should not define sharing")
+            raise Unnumbered("secret mount should not define sharing")
         if not (mount.source or mount.target or mount.id or mount.env):
-            raise InvalidParameter("invalid secret mount. one of source, target required")
+            raise Unnumbered("invalid secret mount. one of source, target required")
         if mount.source and mount.id:
-            raise InvalidParameter("both source and id can't be set")
+            raise Unnumbered("both source and id can't be set")
     if mount.sharing and kind != "cache":
-        raise InvalidParameter(f"invalid cache sharing set for {kind} mount")
+        raise Unnumbered(f"invalid cache sharing set for {kind} mount")
 
 
 def _secret(mount: RunMount) -> RunMount:

@@ -21,7 +21,7 @@ from engine.errors import InvalidParameter
 from engine.images.instructions import mounts, words
 from engine.images.instructions.mounts import RunMount
 from engine.images.instructions.nearest import hint
-from engine.images.instructions.words import Expand, Heredoc, Line
+from engine.images.instructions.words import Expand, Heredoc, Line, Unnumbered
 
 
 class _Instruction(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,7 +277,7 @@ def _replaced(instruction: Instruction, word: Expand, content: Expand, *, strict
                 ),
             }
             if isinstance(instruction, Copy) and any(_URL.match(source) for source in changes["sources"]):
-                raise InvalidParameter("Source can't be a URL for COPY")
+                raise InvalidParameter("source can't be a URL for COPY")
             if strict or "$" not in changes["chmod"]:
                 check_chmod(changes["chmod"])
         case Run():
@@ -378,17 +378,17 @@ def _flags(line: Line) -> dict[str, Any]:
     for name, value in line.flags:
         kind = known.get(name)
         if kind is None:
-            raise InvalidParameter(f"Unknown flag: {name}")
+            raise InvalidParameter(f"unknown flag: --{name}{hint(name, known)}")
         if name in found and kind != "list":
-            raise InvalidParameter(f"Duplicate flag specified: {name}")
+            raise InvalidParameter(f"duplicate flag specified: --{name}")
         if (value is None and kind != "bool") or (value == "" and kind == "bool"):
-            raise InvalidParameter(f"Missing a value on flag: {name}")
+            raise InvalidParameter(f"missing a value on flag: --{name}")
         if kind == "list":
             found.setdefault(name, []).append(value)
         elif kind == "bool":
             truth = (value or "true").lower()
             if truth not in ("true", "false"):
-                raise InvalidParameter(f"Expecting boolean value for flag {name}, not: {value}")
+                raise InvalidParameter(f"expecting boolean value for flag --{name}, not: {value}")
             found[name] = truth == "true"
         else:
             found[name] = value
@@ -441,7 +441,7 @@ def _run(line: Line, escape: str) -> Run:
         raise InvalidParameter("RUN requires at least one argument")
     network, security = flags.get("network", "default"), flags.get("security", "sandbox")
     if network not in ("default", "none", "host"):
-        raise InvalidParameter(f'unsupported network mode "{network}"')
+        raise InvalidParameter(f'invalid network mode "{network}"')
     if security not in ("sandbox", "insecure"):
         raise InvalidParameter(f'security "{security}" is not valid')
     texts = tuple(flags.get("mount", ()))
@@ -467,7 +467,7 @@ def _transfer(line: Line, escape: str) -> Copy | Add:
     if len(given) < 2:
         raise InvalidParameter(
             f"{line.keyword} requires at least two arguments, but only one was provided."
-            " Destination could not be determined."
+            " Destination could not be determined"
             if given
             else f"{line.keyword} requires at least two arguments"
         )
@@ -526,15 +526,13 @@ def _pairs(line: Line, escape: str) -> tuple[tuple[tuple[str, str], ...], bool]:
     if legacy:
         first = re.split(r"[\t\v\f\r ]+", line.rest, maxsplit=1)
         if len(first) < 2:
-            raise InvalidParameter(f"{line.keyword} must have two arguments")
+            raise Unnumbered(f"{line.keyword} must have two arguments")
         given.append((first[0], first[1]))
     else:
         for word in found:
             key, equals, value = word.partition("=")
             if not equals:
-                raise InvalidParameter(
-                    f'Syntax error - can\'t find = in "{word}". Must be of the form: name=value'[:300]
-                )
+                raise Unnumbered(f'Syntax error - can\'t find = in "{word}". Must be of the form: name=value'[:300])
             given.append((key, value))
     _flags(line)
     _at_least_one(line)
@@ -556,7 +554,7 @@ def _label(line: Line, escape: str) -> Label:
 def _arg(line: Line, escape: str) -> Arg:
     found = words.words(line.rest, escape)
     if not found:
-        raise InvalidParameter("ARG requires at least one argument (ARG requires exactly one argument definition)")
+        raise InvalidParameter("ARG requires at least one argument")
     _flags(line)
     pairs = tuple((key, value if equals else None) for key, equals, value in (word.partition("=") for word in found))
     if any(not key for key, _ in pairs):
@@ -587,6 +585,8 @@ def _volume(line: Line, escape: str) -> Volume:
     paths = tuple(words.plain_words(line.rest) if found is None else found)
     if not paths:
         raise InvalidParameter("VOLUME requires at least one argument")
+    if "" in paths:
+        raise InvalidParameter("VOLUME specified can not be an empty string")
     return Volume(line=line.number, text=line.original, paths=paths)
 
 
@@ -635,7 +635,7 @@ def _healthcheck(line: Line, escape: str) -> Healthcheck:
     kind, rest = [*re.split(f"[{words.SPACE}]+", line.rest, maxsplit=1), ""][:2]
     kind = kind.upper()
     if not kind:
-        raise InvalidParameter("HEALTHCHECK requires an argument")
+        raise InvalidParameter("HEALTHCHECK requires at least one argument")
     flags = _flags(line)
     if kind == "NONE":
         if rest:
@@ -662,9 +662,9 @@ def _retries(value: str) -> int:
     if not value:
         return 0
     if not re.fullmatch(r"[-+]?[0-9]{1,10}", value) or not -(1 << 31) <= int(value) < 1 << 31:
-        raise InvalidParameter(f"--retries must be a number, not {value!r}")
+        raise InvalidParameter(f'strconv.ParseInt: parsing "{value}": invalid syntax'[:300])
     if int(value) < 0:
-        raise InvalidParameter(f"--retries must be at least 1 (not {int(value)})")
+        raise InvalidParameter(f"--retries cannot be negative ({int(value)})")
     return int(value)
 
 
@@ -679,17 +679,17 @@ def _duration(name: str, flags: Mapping[str, Any]) -> int:
         return 0
     unsigned = value[1:] if value[0] in "+-" else value
     if not re.fullmatch(rf"(?:{_DURATION.pattern})+", unsigned) or len(unsigned) > 100:
-        raise InvalidParameter(f"invalid duration of --{name}: {value!r}"[:300])
+        raise InvalidParameter(f'time: invalid duration "{value}"'[:300])
     total = 0
     for number, unit in _DURATION.findall(unsigned):
         whole, _, fraction = number.partition(".")
         total += int(whole or 0) * _UNITS[unit] + int(fraction or 0) * _UNITS[unit] // 10 ** len(fraction)
     if total and value[0] == "-":
-        raise InvalidParameter(f'Interval "{name}" cannot be less than 1ms: Interval "{name}" must be positive')
+        raise InvalidParameter(f'Interval "{name}" cannot be less than 1ms')
     if 0 < total < 10**6:
         raise InvalidParameter(f'Interval "{name}" cannot be less than 1ms')
     if total >= 1 << 62:
-        raise InvalidParameter(f"invalid duration of --{name}: {value!r}")
+        raise InvalidParameter(f'time: invalid duration "{value}"')
     return total
 
 
@@ -729,7 +729,7 @@ def ports_of(text: str) -> list[str]:
     if match is None or not 0 < first <= last <= 65535:
         raise InvalidParameter(f"invalid containerPort: {text}"[:300])
     if protocol not in ("", "tcp", "udp", "sctp"):
-        raise InvalidParameter(f"invalid proto: {protocol}"[:300])
+        raise InvalidParameter(f'invalid port: "{text}": invalid proto: {protocol}'[:300])
     return [f"{port}/{protocol or 'tcp'}" for port in range(first, last + 1)]
 
 
@@ -744,7 +744,7 @@ def check_signal(text: str) -> None:
         else text.upper().removeprefix("SIG") in _signal_names()
     )
     if not known:
-        raise InvalidParameter(f"Invalid signal: {text}"[:300])
+        raise InvalidParameter(f"invalid signal: {text}"[:300])
 
 
 @functools.cache

@@ -44,6 +44,12 @@ Expand = Callable[[str], str]
 """Replaces the variables of one word."""
 
 
+class Unnumbered(InvalidParameter):
+    """A fault that BuildKit reports without the number of the line: its parser finds it before the
+    instruction is read, or its frontend after that.
+    """
+
+
 class Heredoc(msgspec.Struct, frozen=True, kw_only=True):
     """`<<NAME` with the lines up to NAME. `expand` is False when NAME is quoted; `chomp` is that of
     `<<-`: the tabs before each line are not part of the content. `content` still has them.
@@ -138,7 +144,7 @@ def with_heredocs(found: Line, source: Source) -> Line:
         if body is not None:
             bodies.append(body)
         elif not head.doubtful:
-            raise InvalidParameter(f"unterminated heredoc: no line {head.name!r} after it"[:300])
+            raise Unnumbered("unterminated heredoc")
     return msgspec.structs.replace(found, heredocs=tuple(bodies)) if bodies else found
 
 
@@ -228,7 +234,7 @@ def array(text: str, *, whole: bool = False) -> list[str] | None:
     if whole and text[end:].strip(SPACE):
         return None
     if not all(isinstance(value, str) for value in values):
-        raise InvalidParameter("When using JSON array syntax, arrays must be comprised of strings only.")
+        raise Unnumbered("when using JSON array syntax, arrays must be comprised of strings only")
     if any("\0" in value for value in values):
         raise InvalidParameter(NUL)
     return [readable(value) for value in values] if "\\u" in text else list(values)

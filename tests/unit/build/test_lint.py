@@ -127,7 +127,7 @@ def test_work_is_bounded() -> None:
 def test_errors_keep_their_own_words_for_builds() -> None:
     check = Check(b"FROM a\nBADCMD", Request(arguments={}, platforms=PLATFORMS))
     assert isinstance(check.failure, AtLine) and check.file is None
-    assert check.failure.message == "dockerfile parse error line 2: unknown instruction: BADCMD"
+    assert check.failure.message == "dockerfile parse error on line 2: unknown instruction: BADCMD"
     assert check.findings(base).error == "dockerfile parse error on line 2: unknown instruction: BADCMD"
     assert check.findings(base).place == (2, 2)
 
@@ -173,3 +173,59 @@ def test_any_file_has_an_answer(text: Sequence[str], target: str) -> None:
     for each in findings.warnings:
         assert 1 <= each.first <= each.last <= last
         assert each.detail
+
+
+FAULTS = [
+    ("FROM a\nRUNN b", "dockerfile parse error on line 2: unknown instruction: RUNN (did you mean RUN?)", (2, 2)),
+    ("FROM a\n\nFOO \\\n b \\\n c\nRUN d", "dockerfile parse error on line 3: unknown instruction: FOO ", (3, 5)),
+    ("FROM a\nRUN <<E\nb\nc\n", "unterminated heredoc", (2, 4)),
+    ("FROM a\nCOPY b <<E\nE\n", "dockerfile parse error on line 2: COPY cannot accept a heredoc", (2, 3)),
+    ("FROM a\nCOPY b", "dockerfile parse error on line 2: COPY requires at least two arguments, but only one", (2, 2)),
+    (
+        "FROM a\nCOPY --chonw=1 b c",
+        "dockerfile parse error on line 2: unknown flag: --chonw (did you mean chown?)",
+        (2, 2),
+    ),
+    ("FROM a\nRUN --mount=typ=cache b", "unexpected key 'typ' in 'typ=cache' (did you mean type?)", (2, 2)),
+    ("FROM a\nRUN --mount=type=foo b", 'unsupported mount type "foo"', (2, 2)),
+    (
+        "FROM a\nRUN --mount=from=$b c",
+        "dockerfile parse error on line 2: 'from' doesn't support variable expansion",
+        (2, 2),
+    ),
+    ("FROM a\nRUN --network=foo b", 'dockerfile parse error on line 2: invalid network mode "foo"', (2, 2)),
+    ("FROM a\nRUN [1]", "when using JSON array syntax, arrays must be comprised of strings only", (2, 2)),
+    ("FROM a\nENV b", "ENV must have two arguments", (2, 2)),
+    ("FROM a\nENV b=c d", 'Syntax error - can\'t find = in "d". Must be of the form: name=value', (2, 2)),
+    ("FROM a\nENV =b", "dockerfile parse error on line 2: ENV names can not be blank", (2, 2)),
+    ("FROM a\nEXPOSE b", "invalid containerPort: b", (2, 2)),
+    ("FROM a\nSTOPSIGNAL FOO", "invalid signal: FOO", (2, 2)),
+    ('FROM a\nVOLUME [""]', "dockerfile parse error on line 2: VOLUME specified can not be an empty string", (2, 2)),
+    ("FROM a\nHEALTHCHECK --timeout=b CMD c", 'dockerfile parse error on line 2: time: invalid duration "b"', (2, 2)),
+    ("FROM localhost/A/b:1", 'failed to parse stage name "localhost/A/b:1": invalid reference format: ', (1, 1)),
+    (
+        "FROM AA",
+        'failed to parse stage name "AA": invalid reference format: repository name (library/AA) must be',
+        (1, 1),
+    ),
+    ("ARG b\nFROM $b", "base name ($b) should not be blank", (2, 2)),
+    ("RUN a", "no build stage in current context", (1, 1)),
+    ("\n# a\n", "file with no instructions", (1, 1)),
+    ("#escape=`\n#escape=`\nFROM a", "only one escape parser directive can be used", (1, 1)),
+    ("# escape=b\nFROM a", "invalid escape token 'b' does not match ` or \\", None),
+    ("FROM a AS b\nCOPY --from=b /c /d", "circular dependency detected on stage: b", (2, 2)),
+]
+
+
+@pytest.mark.parametrize(("text", "error", "place"), FAULTS)
+def test_faults_have_buildkits_words_and_lines(text: str, error: str, place: tuple[int, int] | None) -> None:
+    """As dockerd 28.5.2 shows them in a build."""
+    found = Check(text.encode(), Request(arguments={}, platforms=PLATFORMS)).findings(lambda _: Base())
+    assert found.error.startswith(error) and found.place == place
+
+
+@pytest.mark.parametrize(("target", "meant"), [("buid", " (did you mean build?)"), ("zz", "")])
+def test_a_target_that_is_missing(target: str, meant: str) -> None:
+    check = Check(b"FROM a AS build\nFROM b", Request(arguments={}, platforms=PLATFORMS, target=target))
+    assert check.failure is not None
+    assert check.failure.message == f'target stage "{target}" could not be found{meant}'

@@ -136,15 +136,18 @@ def test_other_frontends_are_refused_by_name(name: str) -> None:
         (b"", "No image was generated. Is your Dockerfile empty?"),
         (b"# only\n\n", "No image was generated. Is your Dockerfile empty?"),
         (b"\\\n", "No image was generated. Is your Dockerfile empty?"),
-        (b"# escape=x\nFROM a", "dockerfile parse error line 1: invalid ESCAPE 'x'. Must be ` or \\"),
-        (b"# escape=\\\n# escape=`\n", "dockerfile parse error line 2: only one escape parser directive can be used"),
-        (b"# syntax=a\n# syntax=b\n", "dockerfile parse error line 2: only one syntax parser directive can be used"),
-        (b"FROM a\n\nRUN <<A\nx\n", "dockerfile parse error line 3: RUN: unterminated heredoc"),
+        (b"# escape=x\nFROM a", "invalid escape token 'x' does not match ` or \\"),
+        (
+            b"# escape=\\\n# escape=`\n",
+            "dockerfile parse error on line 2: only one escape parser directive can be used",
+        ),
+        (b"# syntax=a\n# syntax=b\n", "dockerfile parse error on line 2: only one syntax parser directive can be used"),
+        (b"FROM a\n\nRUN <<A\nx\n", "dockerfile parse error on line 3: RUN: unterminated heredoc"),
         (
             b"FROM a\nRUN " + b"x" * 65536,
-            "dockerfile parse error line 2: dockerfile line greater than maximum allowed size of 65535",
+            "dockerfile parse error on line 2: dockerfile line greater than maximum allowed size of 65535",
         ),
-        (b"FROM a\nRUN " + "é".encode() * 32766, "dockerfile parse error line 2: dockerfile line greater"),
+        (b"FROM a\nRUN " + "é".encode() * 32766, "dockerfile parse error on line 2: dockerfile line greater"),
     ],
 )
 def test_errors(raw: bytes, message: str) -> None:

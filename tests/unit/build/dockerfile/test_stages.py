@@ -10,6 +10,7 @@ from engine.build.dialect import BUILDKIT, CLASSIC
 from engine.build.dockerfile import lines, stages
 from engine.build.dockerfile.scope import Platforms
 from engine.build.dockerfile.stages import Dockerfile
+from engine.build.errors import Circular
 from engine.errors import InvalidParameter
 from engine.images.instructions.records import Copy, Entrypoint, Run
 
@@ -60,7 +61,7 @@ def test_a_stage() -> None:
 )
 def test_bases(text: str, given: dict[str, str | None], base: str, platform: str) -> None:
     if base.endswith(":"):
-        with pytest.raises(InvalidParameter, match="dockerfile parse error line 1: FROM: invalid reference format"):
+        with pytest.raises(InvalidParameter, match="FROM: failed to parse stage name"):
             read(text, **given)
         return
     stage = read(text, **given).stages[-1]
@@ -106,31 +107,35 @@ def test_needed(text: str, target: str, expected: list[int]) -> None:
     [
         (
             "RUN a",
-            "dockerfile parse error line 1: RUN: no build stage in current context: Please provide a source image",
+            "dockerfile parse error on line 1: RUN: no build stage in current context",
         ),
-        ("ARG a\n\nENV b=c\nFROM a", "dockerfile parse error line 3: ENV: no build stage in current context"),
+        ("ARG a\n\nENV b=c\nFROM a", "dockerfile parse error on line 3: ENV: no build stage in current context"),
         ("ARG a", "No image was generated. Is your Dockerfile empty?"),
-        ("FROM a\n\nFOO b", "dockerfile parse error line 3: unknown instruction: FOO"),
-        ("FROM a\nENV \\\n  b", "dockerfile parse error line 2: ENV must have two arguments"),
-        ("FROM a\nENV b=c d", 'dockerfile parse error line 2: ENV: Syntax error - can\'t find = in "d".'),
-        ("FROM a\nRUN --x y", "dockerfile parse error line 2: RUN: Unknown flag: x"),
+        ("FROM a\n\nFOO b", "dockerfile parse error on line 3: unknown instruction: FOO"),
+        ("FROM a\nENV \\\n  b", "dockerfile parse error on line 2: ENV must have two arguments"),
+        ("FROM a\nENV b=c d", 'dockerfile parse error on line 2: ENV: Syntax error - can\'t find = in "d".'),
+        ("FROM a\nRUN --x y", "dockerfile parse error on line 2: RUN: unknown flag: --x"),
         (
             "FROM a\nUSER ${b",
-            "dockerfile parse error line 2: USER: failed to process \"${b\": syntax error: missing '}'",
+            "dockerfile parse error on line 2: USER: failed to process \"${b\": syntax error: missing '}'",
         ),
-        ("FROM a\nARG b=${c?", "dockerfile parse error line 2: ARG: failed to process"),
-        ("FROM $a", "dockerfile parse error line 1: FROM: base name ($a) should not be blank"),
-        ("FROM A", "dockerfile parse error line 1: FROM: invalid reference format: repository name must be lowercase"),
-        ("FROM --platform=$x a", "dockerfile parse error line 1: FROM: empty platform value from expression $x"),
+        ("FROM a\nARG b=${c?", "dockerfile parse error on line 2: ARG: failed to process"),
+        ("FROM $a", "dockerfile parse error on line 1: FROM: base name ($a) should not be blank"),
+        (
+            "FROM A",
+            'dockerfile parse error on line 1: FROM: failed to parse stage name "A": invalid reference format: '
+            "repository name (library/A) must be lowercase",
+        ),
+        ("FROM --platform=$x a", "dockerfile parse error on line 1: FROM: empty platform value from expression $x"),
         (
             "FROM --platform=a/b/c/d a",
-            "dockerfile parse error line 1: FROM: failed to parse platform a/b/c/d: "
+            "dockerfile parse error on line 1: FROM: failed to parse platform a/b/c/d: "
             '"a/b/c/d": cannot parse platform specifier: invalid argument',
         ),
-        ("ARG V=${W?none given}\nFROM a:$V", "dockerfile parse error line 1: ARG: failed to process"),
-        ("FROM a\nCOPY --from=1 / /", "dockerfile parse error line 2: COPY: invalid from flag value 1"),
-        ("FROM a\nRUN --mount=from=7,target=/x a", "dockerfile parse error line 2: RUN: invalid from flag value 7"),
-        ("FROM a AS x\nONBUILD foo\nFROM x", "dockerfile parse error line 2: ONBUILD: unknown instruction: FOO"),
+        ("ARG V=${W?none given}\nFROM a:$V", "dockerfile parse error on line 1: ARG: failed to process"),
+        ("FROM a\nCOPY --from=1 / /", "dockerfile parse error on line 2: COPY: invalid stage index 1"),
+        ("FROM a\nRUN --mount=from=7,target=/x a", "dockerfile parse error on line 2: RUN: invalid stage index 7"),
+        ("FROM a AS x\nONBUILD foo\nFROM x", "dockerfile parse error on line 2: ONBUILD: unknown instruction: FOO"),
         ("FROM a AS x\nCOPY --from=x / /", "circular dependency detected on stage: x"),
         ("FROM a\nCOPY --from=0 / /", "circular dependency detected on stage: 0"),
         (
@@ -251,7 +256,7 @@ def test_words_are_checked_in_stages_that_the_target_needs(line: str) -> None:
     file = read(f"FROM a AS one\n{line}\nFROM a AS two\nFROM two\n")
     stages.check(file, "")
     stages.check(stages.replaced(file, lambda name: name == "one"), "one")
-    with pytest.raises(InvalidParameter, match=f"^dockerfile parse error line 2: {line.partition(' ')[0]}: "):
+    with pytest.raises(InvalidParameter, match=f"^dockerfile parse error on line 2: {line.partition(' ')[0]}: "):
         stages.check(file, "one")
 
 
@@ -278,3 +283,10 @@ def test_what_follows_an_array_is_the_dialect_s() -> None:
     for dialect, command in ((CLASSIC, ("x",)), (BUILDKIT, '["x"] # y')):
         (entrypoint,) = stages.read(lines.parse(text), {}, PLATFORMS, dialect=dialect).stages[0].instructions
         assert isinstance(entrypoint, Entrypoint) and entrypoint.command == command
+
+
+def test_the_lines_that_make_stages_wait_for_one_another() -> None:
+    text = "FROM a AS b\nCOPY --from=d /x /x\nFROM b AS c\nFROM a AS d\nRUN --mount=from=c,target=/x e\n"
+    with pytest.raises(Circular, match=r"^circular dependency detected on stage: b$") as raised:
+        read(text)
+    assert raised.value.lines == [3, 5, 2]

@@ -120,7 +120,7 @@ def test_the_given_configuration_is_not_changed() -> None:
 
 
 def test_a_signal_is_checked() -> None:
-    with pytest.raises(InvalidParameter, match="Invalid signal: FOO"):
+    with pytest.raises(InvalidParameter, match="invalid signal: FOO"):
         effects.configured(Config(), records.StopSignal(signal="FOO"), cmd_set=False)
 
 

@@ -483,7 +483,7 @@ def test_arrays(text: str, expected: list[str] | None) -> None:
 def test_arrays_of_other_things(text: str) -> None:
     with pytest.raises(InvalidParameter) as error:
         words.array(text)
-    assert error.value.message == "When using JSON array syntax, arrays must be comprised of strings only."
+    assert error.value.message == "when using JSON array syntax, arrays must be comprised of strings only"
 
 
 def test_what_follows_an_array() -> None:
