@@ -6,6 +6,9 @@ streams becomes gRPC messages (compression flag, big-endian 32-bit size, message
 each byte. All other bytes pass unchanged. END_STREAM becomes an empty DATA frame, so that h2's
 state of the stream stays true. h2 does not see the payload, so the caller opens the windows for it.
 
+`feed` stops after the headers that begin a stream's DATA: its caller registers the stream and goes
+on, so that what came with the headers is taken, too.
+
 What breaks the protocol passes too: h2 closes the connection for it. So nothing is taken out of a
 header block, which may be spread over frames, and no frame that is too large or has wrong padding.
 
@@ -100,6 +103,7 @@ cdef class Scanner:
     cdef _Stream taking         # None while the frame passes
     cdef bint last              # the frame ends the stream
     cdef bint in_headers
+    cdef bint begins            # the frame is all headers of a stream that goes on
 
     def __init__(self, size_t preface, uint32_t largest, size_t limit):
         """`preface`: bytes before the first frame. `largest`: payload of a frame. `limit`: bytes of
@@ -142,14 +146,16 @@ cdef class Scanner:
         stream.window += size
         return True
 
-    def feed(self, bytes data not None):
-        """Returns the bytes for h2, what was taken, and how many bytes that were of the
-        connection's window. Taken are pairs with the number of a stream: a message; None if the
-        next message is compressed or too long; or the size of padding, which only the window has to
-        know.
+    def feed(self, bytes data not None, size_t place=0):
+        """Scan `data` from `place` on, to its end or to where DATA of another stream may begin.
+
+        Returns the bytes for h2, what was taken, how many bytes that were of the connection's
+        window, and the place to go on from. Taken are pairs with the number of a stream: a message;
+        None if the next message is compressed or too long; or the size of padding, which only the
+        window has to know.
         """
         cdef const uint8_t *begin = <const uint8_t *>PyBytes_AS_STRING(data)
-        cdef size_t size = len(data), place = 0, run = 0, part, content
+        cdef size_t size = len(data), run = place, part, content
         cdef Py_ssize_t start = 0       # where the current header begins; -1: in earlier data
         cdef int64_t taken = 0
         cdef list found = []
@@ -173,6 +179,8 @@ cdef class Scanner:
                     run = place
                     if not self.left:
                         passed = self.end(passed)
+                elif self.begins and not self.left:
+                    size = place
                 continue
             if not self.head_size:
                 start = <Py_ssize_t>place
@@ -220,10 +228,10 @@ cdef class Scanner:
             if passed is None:
                 passed = bytearray()
         if passed is None:
-            return data if run == 0 else data[run:], found, taken
+            return data if size - run == <size_t>len(data) else data[run:size], found, taken, place
         if run < size:
             passed += data[run:size]
-        return bytes(passed), found, taken
+        return bytes(passed), found, taken, place
 
     cdef int begin_passing(self, size_t length) except -1:
         """A frame passes whose header is complete."""
@@ -232,6 +240,7 @@ cdef class Scanner:
             self.in_headers = not flags & END_HEADERS
         elif kind == CONTINUATION and flags & END_HEADERS:
             self.in_headers = False
+        self.begins = kind == HEADERS and flags & (END_HEADERS | END_STREAM) == END_HEADERS
         self.taking = None
         self.padding = 0
         self.left = length - (self.head_size - HEADER)

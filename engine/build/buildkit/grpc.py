@@ -1,12 +1,12 @@
 """gRPC over HTTP/2 on a socket that was an HTTP/1.1 connection before, as client or as server.
 
 h2 does the framing: 6 us for a small frame and 20 us for one of 16 KiB, in 1.4 MB of memory. DATA
-frames are taken out before it (`_fast/h2data.pyx`), except those that arrive with the headers of
-their call. grpclib over it takes twice the memory and wants a connection that it opens itself;
-grpcio takes 11 MB, and cannot use a given socket.
+frames are taken out before it (`_fast/h2data.pyx`). grpclib over it takes twice the memory and
+wants a connection that it opens itself; grpcio takes 11 MB, and cannot use a given socket.
 
 Messages are bytes here. Each stream has its own receive window, so that a reader that is slow stops
-its own stream alone; sending waits for the peer's windows and for the socket.
+its own stream alone; sending waits for the peer's windows and for the socket. All frames of one
+round of the loop go out in one write: a write wakes the client, which answers most with two frames.
 
 Owns:    the socket, until `close` or the peer's end; a task per call that is served.
 Threads: the event loop's. Not here: the messages (`messages.py`), the meaning of the calls.
@@ -61,6 +61,8 @@ MESSAGE_LIMIT = 4 << 20
 """Bytes of a message."""
 WINDOW = MESSAGE_LIMIT + (1 << 20)
 """Bytes that one stream may receive ahead of its reader: at least one message."""
+TOGETHER = 64 << 10
+"""Bytes that wait for the end of the loop's round. More are written at once."""
 CONNECTION_WINDOW = 16 << 20
 """This window is opened again as bytes arrive: it bounds only what is under way."""
 ANSWER_SECONDS = 60.0
@@ -86,6 +88,16 @@ _PREFIX = struct.Struct(">BI")
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _WINDOW_UPDATE = struct.Struct(">3sBBII")
 _REFUSED = f"a gRPC message is compressed or too long: {MESSAGE_LIMIT} bytes are the most"
+# The header fields that go out are valid and of the right form: they are made here.
+_CLIENT, _SERVER = (
+    H2Configuration(
+        client_side=client,
+        header_encoding=None,
+        validate_outbound_headers=False,
+        normalize_outbound_headers=False,
+    )
+    for client in (True, False)
+)
 _SETTINGS = {
     SettingCodes.ENABLE_PUSH: 0,
     SettingCodes.MAX_CONCURRENT_STREAMS: 100,
@@ -292,13 +304,18 @@ class Connection(asyncio.Protocol):
         """With `handlers`, by path, it is the server. `head` is sent before HTTP/2 begins; `early`
         bytes were received already.
         """
-        self._head = head
+        self._first = bytearray(head)
+        """Bytes that go before those of h2."""
+        self._waiting = 0
+        """Bytes of messages that have not been written."""
+        self._due = False
+        """A write is to come in this round of the loop."""
         self._early = early
         self._handlers = handlers
         self._on_lost = on_lost
         self.peer = peer
         client = handlers is None
-        self._h2 = H2Connection(H2Configuration(client_side=client, header_encoding=None))
+        self._h2 = H2Connection(_CLIENT if client else _SERVER)
         self._h2.local_settings = Settings(client, {SettingCodes.INITIAL_WINDOW_SIZE: WINDOW, **_SETTINGS})
         # h2 reads it from settings that change, and these are the first ones.
         self._h2.max_inbound_frame_size = _SETTINGS[SettingCodes.MAX_FRAME_SIZE]
@@ -321,7 +338,6 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(self._head)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW - 65_535)
         self._flush()
@@ -329,26 +345,27 @@ class Connection(asyncio.Protocol):
             self.data_received(self._early)
 
     def data_received(self, data: bytes) -> None:
-        try:
-            rest, taken, size = self._scanner.feed(data)
-            # DATA first: on its stream, headers after it end the call.
-            self._take(taken)
-            happened = self._h2.receive_data(rest) if rest else ()
-        except (H2Error, OverflowError) as error:
-            _log.info("an HTTP/2 connection was closed: %s", error)
-            self._flush()
-            self.close()
-            return
-        for event in happened:
-            self._handle(event)
-        if not self.open:
-            return
-        self._register()
+        place = 0
+        while place < len(data):
+            try:
+                rest, taken, size, place = self._scanner.feed(data, place)
+                # DATA first: on its stream, headers after it end the call.
+                self._take(taken)
+                happened = self._h2.receive_data(rest) if rest else ()
+            except (H2Error, OverflowError) as error:
+                _log.info("an HTTP/2 connection was closed: %s", error)
+                self.close()
+                return
+            for event in happened:
+                self._handle(event)
+            if not self.open:
+                return
+            self._register()
+            self._taken += size
         if self._received >= CONNECTION_WINDOW // 4:
             self._h2.increment_flow_control_window(self._received)
             self._received = 0
         self._flush()
-        self._taken += size
         if self._taken >= CONNECTION_WINDOW // 4:
             self._update_window(0, self._taken)
             self._taken = 0
@@ -382,12 +399,21 @@ class Connection(asyncio.Protocol):
 
     def _update_window(self, number: int, size: int) -> None:
         """Open a window of which h2 knows nothing."""
-        if self.open:
-            assert self._transport is not None
-            self._transport.write(_WINDOW_UPDATE.pack(b"\0\0\4", 8, 0, number, size))
+        self._first += _WINDOW_UPDATE.pack(b"\0\0\4", 8, 0, number, size)
+        self._flush()
 
     def _flush(self) -> None:
-        data = self._h2.data_to_send()
+        """Send what is ready, with all else of this round of the loop."""
+        if self._waiting > TOGETHER:
+            self._write()
+        elif not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._write)
+
+    def _write(self) -> None:
+        self._due, self._waiting = False, 0
+        data = bytes(self._first) + self._h2.data_to_send()
+        self._first.clear()
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
@@ -413,7 +439,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             with contextlib.suppress(H2Error):
                 self._h2.close_connection()
-                self._flush()
+            self._write()
             self._transport.close()
 
     async def closed(self) -> None:
@@ -553,10 +579,12 @@ class Connection(asyncio.Protocol):
                 room = min(self._h2.local_flow_control_window(number), self._h2.max_outbound_frame_size)
                 if len(view) <= room:
                     self._h2.send_data(number, bytes(view), end_stream=last)
+                    self._waiting += len(view)
                     self._flush()
                     return
                 if room > 0:
                     self._h2.send_data(number, bytes(view[:room]))
+                    self._waiting += room
                     self._flush()
                     view = view[room:]
                     continue
@@ -634,9 +662,10 @@ class Connection(asyncio.Protocol):
             trailers = [("grpc-status", str(status)), *([("grpc-message", text)] if text else [])]
             trailers += [("grpc-status-details-bin", more)] if more else []
             self.send_headers(number, trailers if stream.begun else [*_headers(), *trailers], last=True)
-            with contextlib.suppress(H2Error):
-                self._h2.reset_stream(number, ErrorCodes.NO_ERROR)  # it may still be sending
-                self._flush()
+            if stream.receiving:
+                with contextlib.suppress(H2Error):
+                    self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
+                    self._flush()
             self._streams.pop(number, None)
             stream.lost((Unavailable, "the call is over"))
 

@@ -62,15 +62,30 @@ class Seen:
         self.failed = False
 
     def feed(self, data: bytes) -> None:
-        if self.failed:
-            return
-        try:
+        place = 0
+        while not self.failed and place < len(data):
+            passed = data
             if self._scanner is not None:
-                data, found, size = self._scanner.feed(data)
-                self.taken += size
-                for number, one in found:
-                    if isinstance(one, bytes):
-                        self.data[number] += message(one)
+                passed, place = self._scan(data, place)
+            else:
+                place = len(data)
+            self._receive(passed)
+
+    def _scan(self, data: bytes, place: int) -> tuple[bytes, int]:
+        assert self._scanner is not None
+        try:
+            passed, found, size, place = self._scanner.feed(data, place)
+        except OverflowError:
+            self.failed = True
+            return b"", place
+        self.taken += size
+        for number, one in found:
+            if isinstance(one, bytes):
+                self.data[number] += message(one)
+        return passed, place
+
+    def _receive(self, data: bytes) -> None:
+        try:
             for event in self._server.receive_data(data) if data else ():
                 if isinstance(event, DataReceived):
                     self.data[event.stream_id] += event.data
@@ -80,7 +95,7 @@ class Seen:
                     self.other.append(f"window {event.stream_id}")
                 else:
                     self.other.append(type(event).__name__)
-        except (H2Error, OverflowError):
+        except H2Error:
             self.failed = True
 
 
@@ -200,16 +215,33 @@ def test_what_is_returned(step: int) -> None:
     scanner = Scanner(7, LARGEST, LIMIT)
     assert scanner.register(1, WINDOW, b"") == []
     results = [scanner.feed(data[at : at + step]) for at in range(0, len(data), step)]
-    assert b"".join(rest for rest, _, _ in results) == (
+    assert b"".join(rest for rest, _, _, _ in results) == (
         b"PREFACE" + frame(4, 0, 0, b"") + frame(0, 1, 1, b"") + frame(0, 0, 5, b"not registered")
     )
-    assert [one for _, found, _ in results for one in found] == [(1, 3), (1, b"one"), (1, b"")]
-    assert sum(size for _, _, size in results) == 6 + 5 + 5
+    assert [one for _, found, _, _ in results for one in found] == [(1, 3), (1, b"one"), (1, b"")]
+    assert sum(size for _, _, size, _ in results) == 6 + 5 + 5
 
 
 def test_data_passes_as_the_same_object() -> None:
     data = frame(6, 0, 0, b"12345678")
     assert Scanner(0, LARGEST, LIMIT).feed(data)[0] is data
+
+
+@pytest.mark.parametrize("step", [1, 3, 10, 1 << 20])
+def test_data_that_comes_with_its_headers(step: int) -> None:
+    head, ending, content = frame(1, 4, 3, b"head"), frame(1, 5, 5, b"ends"), frame(0, 0, 3, message(b"three"))
+    data = ending + head + content + frame(6, 0, 0, b"12345678")
+    scanner, passed, taken, registered = Scanner(0, LARGEST, LIMIT), b"", [], False
+    for piece in (data[at : at + step] for at in range(0, len(data), step)):
+        place = 0
+        while place < len(piece):
+            rest, found, _, place = scanner.feed(piece, place)
+            passed += rest
+            taken += found
+            if not registered and passed == ending + head:
+                scanner.register(3, WINDOW, b"")
+                registered = True
+    assert (passed, taken) == (ending + head + frame(6, 0, 0, b"12345678"), [(3, b"three")])
 
 
 def test_messages_that_are_refused() -> None:
@@ -225,7 +257,7 @@ def test_an_incomplete_message() -> None:
     assert scanner.register(1, WINDOW, message(b"one") + message(b"two")[:6]) == [(1, b"one")]
     assert scanner.feed(frame(0, 0, 1, b"wo\0"))[1] == [(1, b"two")]
     assert scanner.forget(1) and not scanner.forget(1)
-    assert scanner.feed(data := frame(0, 0, 1, b"rest")) == (data, [], 0)
+    assert scanner.feed(data := frame(0, 0, 1, b"rest")) == (data, [], 0, len(data))
 
 
 def test_a_frame_that_passes_cannot_be_registered_in_its_middle() -> None:

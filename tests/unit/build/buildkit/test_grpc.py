@@ -115,6 +115,26 @@ def framed(message: bytes) -> bytes:
     return struct.pack(">BI", 0, len(message)) + message
 
 
+def test_an_answer_is_one_write() -> None:
+    async def twice(stream: Stream) -> bytes:
+        message = await stream.receive() or b""
+        await stream.send(message)
+        return message
+
+    async def act(client: Client) -> None:
+        number = client.begin("/twice")
+        client.h2.send_data(number, framed(b"one"), end_stream=True)
+        await client.send()
+        client.events.clear()
+        await client.until(h2.events.ResponseReceived)
+        assert [type(event) for event in client.events if getattr(event, "stream_id", 0)] == [
+            *(h2.events.DataReceived, h2.events.DataReceived),
+            *(h2.events.TrailersReceived, h2.events.StreamEnded),
+        ]
+
+    served(act, {"/twice": twice})
+
+
 @pytest.mark.parametrize("piece", [1, 3, 10_000])
 def test_messages_in_any_pieces(piece: int) -> None:
     data = b"".join(framed(message) for message in (b"one", b"", b"x" * 500))
