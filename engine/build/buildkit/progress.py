@@ -68,6 +68,10 @@ PIECE = 64 << 10
 """Bytes of output in one report."""
 CANCELED = "context canceled"
 """The error of a vertex whose build ends for another reason."""
+PACE = 0.01
+"""Seconds between two messages to one client, unless the build has ended or TOGETHER reports wait:
+a client answers each message, and draws ten times a second.
+"""
 STALLED = 10.0
 """Seconds without a message after which a reader is not waited for at the end of a build."""
 
@@ -171,13 +175,8 @@ class Progress:
         if not self._readers:
             self._backlog.add(report)
             self._backlog.shrink(BACKLOG, BACKLOG_BYTES)
-        for reader in self._readers:
-            reader.reports.add(report)
-            reader.changed.set()
-        for reader in self._aside:
-            reader.reports.add(report)
-            if reader.reports.beyond(TOGETHER, TOGETHER_BYTES):
-                reader.changed.set()
+        for reader in self._readers | self._aside:
+            reader.add(report)
 
     async def room(self) -> None:
         """Wait until no reader is far behind."""
@@ -210,23 +209,29 @@ class Progress:
             for vertex in self._vertices.values():
                 queue.add(StatusResponse(vertexes=[vertex]))
         self._begun = True
-        return Reports(self, queue, self._readers, 0)
+        return Reports(self, queue, self._readers, pace=PACE)
 
     def read_aside(self) -> Reports:
         """The reports from now on for a reader that is no client. It gets many together, and
         neither takes those before from the first client nor delays the end of the build.
         """
-        return Reports(self, _Queue(), self._aside, TOGETHER)
+        return Reports(self, _Queue(), self._aside, together=TOGETHER)
 
 
 class Reports:
     """One reader of a progress: an iterator, which must be closed unless it has ended."""
 
-    def __init__(self, progress: Progress, queue: _Queue, readers: set[Reports], together: int) -> None:
-        """`together`: more reports than these are awaited, or more bytes than TOGETHER_BYTES."""
+    def __init__(
+        self, progress: Progress, queue: _Queue, readers: set[Reports], *, together: int = 0, pace: float = 0
+    ) -> None:
+        """`together`: more reports than these are awaited, or more bytes than TOGETHER_BYTES.
+        `pace`: seconds after which it reads again.
+        """
         self._progress = progress
         self._readers = readers
         self._together = together
+        self._pace = pace
+        self._resting: asyncio.TimerHandle | None = None
         self.reports = queue
         """Those that it has not read."""
         self.changed = asyncio.Event()
@@ -240,14 +245,35 @@ class Reports:
         self._progress.caught_up.set()
         while self in self._readers and (self.reports or not self._progress.closed):
             self.changed.clear()
-            if self._progress.closed or self.reports.beyond(self._together, TOGETHER_BYTES):
+            if self._ready():
+                if self._pace and self._resting is None:
+                    self._resting = asyncio.get_running_loop().call_later(self._pace, self._rested)
                 return self.reports.take()
             await self.changed.wait()
         self.close()
         raise StopAsyncIteration
 
+    def add(self, report: StatusResponse) -> None:
+        self.reports.add(report)
+        if self._ready():
+            self.changed.set()
+
+    def _ready(self) -> bool:
+        if self._progress.closed:
+            return True
+        together = self._together if self._resting is None else TOGETHER
+        return self.reports.beyond(together, TOGETHER_BYTES)
+
+    def _rested(self) -> None:
+        self._resting = None
+        if self._ready():
+            self.changed.set()
+
     def close(self) -> None:
         """Read no more. Idempotent."""
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
         self._readers.discard(self)
         self._progress.caught_up.set()
 

@@ -169,6 +169,31 @@ def test_a_slow_reader_is_waited_for() -> None:
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("ending", ["pace", "many", "closed"])
+def test_what_is_reported_meanwhile_goes_together(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # seconds: no other reason to read
+    monkeypatch.setattr(module, "PACE", 0.01 if ending == "pace" else 3600.0)
+
+    async def work() -> None:
+        progress = Progress("ref")
+        vertex = progress.vertex("v")
+        reader = progress.read()
+        await anext(reader)
+        vertex.log("1")
+        reading = asyncio.ensure_future(anext(reader))
+        await asyncio.sleep(0)
+        assert not reading.done()
+        for number in range(module.TOGETHER if ending == "many" else 2):
+            vertex.log(str(number))
+        if ending == "closed":
+            progress.close()
+        report = await asyncio.wait_for(reading, 30 * PATIENCE)
+        assert len(report.logs) == (module.TOGETHER if ending == "many" else 3)
+        reader.close()
+
+    asyncio.run(work())
+
+
 def test_readers_that_come_late() -> None:
     async def work() -> None:
         progress = Progress("ref")
