@@ -33,6 +33,8 @@ MOUNTS_SHARE = math.e * math.pi * (1 + math.sqrt(5)) / 2 / 100
 LEAST_MOUNTS = 512_000_000
 DAY = 86_400_000_000_000
 
+DISK_EVERY = 60
+"""Seconds between two looks at the disk's size: clients ask for the policies in each build."""
 WALK_EVERY = 300
 """Seconds between two sums of the files in cache mounts."""
 
@@ -88,11 +90,16 @@ class Collector:
         self._mounts: list[prune.Entry] = []
         """Cache mounts as of the last walk."""
         self._next_walk = 0.0
+        self._disk = 0
+        """Its size."""
+        self._next_look = 0.0
 
     async def policies(self) -> list[CachePolicy]:
         """Those in force."""
-        disk = await asyncio.to_thread(os.statvfs, self._parts.config.root)
-        return policies(self._parts.config, disk.f_blocks * disk.f_frsize)
+        if (now := time.monotonic()) >= self._next_look:
+            disk = await asyncio.to_thread(os.statvfs, self._parts.config.root)
+            self._disk, self._next_look = disk.f_blocks * disk.f_frsize, now + DISK_EVERY
+        return policies(self._parts.config, self._disk)
 
     def soon(self) -> None:
         """A build has ended: look, and remove what is too much."""

@@ -1253,6 +1253,20 @@ def test_credentials_of_the_session(own_engine: TempEngine) -> None:
         assert build(engine, text, services=known, options={"image-resolve-mode": "pull"}).image_id
 
 
+def test_a_base_that_is_here_needs_no_credentials(builder: TempEngine) -> None:
+    asked = []
+
+    def get(call: sessions.Call) -> bytes:
+        asked.append(call.receive())
+        return b""
+
+    text = f"FROM busybox\nRUN echo {unique()}\n"
+    assert build(builder, text, services={sessions.CREDENTIALS: get}).image_id
+    assert asked == []
+    assert build(builder, text, services={sessions.CREDENTIALS: get}, options={"image-resolve-mode": "pull"}).failure
+    assert asked == [field(1, "registry-1.docker.io")]
+
+
 def _auth_header() -> str:
     return base64.urlsafe_b64encode(json.dumps({"username": USER, "password": PASSWORD}).encode()).decode()
 

@@ -64,7 +64,6 @@ from engine.errors import EngineError, InvalidParameter, Unimplemented, words
 from engine.images import reference
 from engine.images.archive import ARCHITECTURE, is_digest
 from engine.images.credentials import NOBODY, Credentials
-from engine.images.instructions.records import Add, Copy, Run
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.wire.containers import HostConfig, Ulimit
@@ -384,7 +383,7 @@ class Files:
         )
         raw, ignored = await self._texts(builder, progress, chosen)
         if wanted.call != calls.TARGETS:
-            await self._ask_credentials(raw, chosen)
+            await self._ask_credentials(await asyncio.to_thread(_images_of, raw, chosen), chosen)
         answer = await builder.call(wanted.call, raw, wanted.filename, patterns(ignored), chosen)
         for warning in answer.warnings:
             self.warn(progress, warning)
@@ -542,7 +541,7 @@ class Files:
     @contextlib.asynccontextmanager
     async def _open(self, builder: Builder, progress: Progress, chosen: Options) -> AsyncIterator[Source]:
         raw, ignored = await self._definition(progress)
-        await self._ask_credentials(raw, chosen)
+        await self._ask_credentials(await asyncio.to_thread(_images_of, raw, chosen), chosen)
         yield Source(
             raw,
             lambda file: self._context(progress, chosen, file, ignored),
@@ -570,7 +569,7 @@ class Files:
         self, builder: Builder, body: AsyncIterator[bytes], progress: Progress, chosen: Options, log: Log
     ) -> AsyncIterator[Source]:
         raw, _ = await self._definition(progress)
-        await self._ask_credentials(raw, chosen)
+        await self._ask_credentials(await asyncio.to_thread(_images_of, raw, chosen), chosen)
 
         @contextlib.asynccontextmanager
         async def opened(_file: Dockerfile) -> AsyncIterator[Tree]:
@@ -607,12 +606,16 @@ class Files:
         await session.sync(directory, received, follow=names)
         return {name: content for name in names if (content := received.content(name)) is not None}
 
-    async def _ask_credentials(self, raw: bytes, chosen: Options) -> None:
-        """Ask the client for credentials for each registry that the Dockerfile names."""
-        try:
-            domains = await asyncio.to_thread(registries, raw, chosen, chosen.contexts.values())
-        except EngineError:
-            return  # the build reports it
+    async def _ask_credentials(self, images: Iterable[stages.Image], chosen: Options) -> None:
+        """Ask the client for credentials for each registry that has an image which is not here."""
+        missing = [
+            names.named(image.name, chosen)
+            for image in images
+            if chosen.pull or bases.here(image, chosen, self._images) is None
+        ]
+        domains = registries(missing)
+        if not domains:
+            return
         session = await self._session()
         for domain in domains:
             try:
@@ -641,20 +644,23 @@ def _parsed(raw: bytes, chosen: Options) -> stages.Dockerfile:
     return stages.read(lines.parse(raw), chosen.arguments, platforms, chosen.target, dialect=chosen.dialect)
 
 
-def registries(raw: bytes, chosen: Options, others: Iterable[str] = ()) -> set[str]:
-    """The domains of the images that a Dockerfile names, and of others. Raises InvalidParameter."""
-    file = _parsed(raw, chosen)
-    names = {stage.base for stage in file.stages if stage.parent is None} | set(others)
-    for stage in file.stages:
-        for each in stage.instructions:
-            if isinstance(each, Copy | Add):
-                names.add(each.from_)
-            elif isinstance(each, Run):
-                names |= {mount.from_ for mount in each.mounts}
-    own_names = {stage.name.lower() for stage in file.stages}
+def _images_of(raw: bytes, chosen: Options) -> tuple[stages.Image, ...]:
+    """The images that a Dockerfile names; none for one that cannot be built: the build will say it.
+
+    Blocking, for it may be large.
+    """
+    try:
+        file = stages.replaced(_parsed(raw, chosen), lambda name: options.context_key(name) in chosen.contexts)
+        return tuple(image for stage in file.stages for image in stages.images(file, stage))
+    except InvalidParameter:
+        return ()
+
+
+def registries(images: Iterable[str]) -> set[str]:
+    """The domains of images that are named by a reference."""
     found = set()
-    for name in names:
-        if name and name != "scratch" and not is_digest(name) and not name.isdigit() and name.lower() not in own_names:
+    for name in images:
+        if name and name != stages.SCRATCH and not is_digest(name) and not name.isdigit():
             with contextlib.suppress(InvalidParameter):
                 found.add(reference.parse(name).domain)
     return found

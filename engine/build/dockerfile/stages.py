@@ -271,7 +271,7 @@ def _circular(dockerfile: Dockerfile, waiting: Sequence[int]) -> Circular:
 def _use(dockerfile: Dockerfile, stage: Stage, other: int) -> int:
     """The line that makes a stage wait for another one."""
     for instruction in stage.instructions:
-        for name in _origins(instruction):
+        for name in origins(instruction):
             meant = referred(dockerfile, stage, name)
             if meant is not None and meant.index == other:
                 return instruction.line

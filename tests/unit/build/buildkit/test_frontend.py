@@ -187,14 +187,5 @@ def test_patterns(raw: bytes, found: tuple[str, ...]) -> None:
 
 
 def test_registries() -> None:
-    raw = b"""ARG R=r.example:5000
-FROM ${R}/base AS one
-FROM one
-COPY --from=other.example/x /a /b
-COPY --from=0 /a /b
-RUN --mount=type=bind,from=third.example/y,target=/z true
-FROM scratch
-FROM busybox
-"""
-    found = frontend.registries(raw, Options())
-    assert found == {"r.example:5000", "other.example", "third.example", "docker.io"}
+    names = ("r.example:5000/base", "other.example/x", "busybox", "busybox:1", "scratch", "", "0", "sha256:" + "a" * 64)
+    assert frontend.registries(names) == {"r.example:5000", "other.example", "docker.io"}
