@@ -33,6 +33,8 @@ MOUNTS_SHARE = math.e * math.pi * (1 + math.sqrt(5)) / 2 / 100
 LEAST_MOUNTS = 512_000_000
 DAY = 86_400_000_000_000
 
+QUIET = 0.2
+"""Seconds after a build's end before a collection: its client has more questions."""
 DISK_EVERY = 60
 """Seconds between two looks at the disk's size: clients ask for the policies in each build."""
 WALK_EVERY = 300
@@ -109,6 +111,7 @@ class Collector:
 
     async def _run(self) -> None:
         while self._again:
+            await asyncio.sleep(QUIET)
             self._again = False
             try:
                 for chosen in await self.policies():

@@ -407,7 +407,8 @@ class Context:
 
         The kernel drops pages of an unnamed file that it has not written yet, so close a context
         before the disk is synchronized. Pages that it is writing now take as long as the disk
-        needs; after `_CLOSING` seconds that goes on without the caller.
+        needs; after `_CLOSING` seconds that goes on without the caller. A build that received
+        nothing has no such pages.
         """
         descriptors, self._files = self._files, []
         if not descriptors:
@@ -418,6 +419,9 @@ class Context:
                 os.close(descriptor)
 
         self._closed()
+        if not any(_has_own_pages(descriptor) for descriptor in descriptors):
+            close()
+            return
         try:
             closing = in_own_thread(close)
         except ServerError:  # the host allows no more threads
@@ -425,6 +429,12 @@ class Context:
             return
         closing.add_done_callback(lambda done: done.exception())
         await asyncio.wait([closing], timeout=_CLOSING)
+
+
+def _has_own_pages(descriptor: int) -> bool:
+    """True if pages are freed with the descriptor."""
+    found = os.fstat(descriptor)
+    return not found.st_nlink and found.st_size > 0
 
 
 _EMPTY = hashlib.sha256(b"").digest()

@@ -116,6 +116,13 @@ _GRAPHS = (
 clients ask here, too, for several exporters, limits of a prune and filters of the history. Caches
 of GitHub's and of S3 are refused: without these names clients would leave them out and say nothing.
 """
+_ABLE = protobuf.encode(
+    PongResponse(
+        frontend=[Capability(id=name, enabled=True) for name in _CAPABILITIES],
+        llb=[Capability(id=name, enabled=True) for name in _GRAPHS],
+    )
+)
+"""The beginning of each PongResponse: its other fields may follow."""
 BUILDKIT_VERSION = f"v0.25.2+engined.{__version__}"
 """Clients compare it. It is the BuildKit of dockerd 28.5.2, with which builds are compared here.
 What comes after `+` counts for no comparison.
@@ -305,8 +312,7 @@ class Control:
 
     async def _ping(self, stream: Stream) -> bytes:
         await _request(stream, Empty)
-        able, graphs = ([Capability(id=name, enabled=True) for name in names] for names in (_CAPABILITIES, _GRAPHS))
-        return protobuf.encode(PongResponse(frontend=able, llb=graphs, workers=await self._records()))
+        return _ABLE + protobuf.encode(PongResponse(workers=await self._records()))
 
     # --- the frontend -----------------------------------------------------------------------------
 

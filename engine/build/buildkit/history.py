@@ -78,6 +78,9 @@ REFERENCE = 256
 """Bytes of a reference. A build with a longer one, or one that is not UTF-8, leaves no record."""
 PIECE = 1 << 20
 """Bytes of a blob that are read at a time."""
+QUIET = 0.2
+"""Seconds after a build's end in which its record is written only if somebody asks for it: its client
+has more questions, and their answers would take turns with the thread that writes."""
 SETTLED = 60.0
 BEHIND = 1000
 """Events that a listener may be behind before it is ended."""
@@ -229,6 +232,8 @@ class History:
         self._active: dict[str, BuildHistoryRecord] = {}
         self._writing: dict[str, asyncio.Task[None]] = {}
         """Tasks of the builds that have ended, until they are recorded."""
+        self._asked = asyncio.Event()
+        """Somebody waits for the records of these."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: set[Listener] = set()
         self._changing = asyncio.Lock()
@@ -252,6 +257,7 @@ class History:
     async def close(self) -> None:
         """Wait until the builds that have ended are recorded."""
         while self._tasks:
+            self._asked.set()
             await asyncio.wait(self._tasks)
 
     def _path(self, ref: str) -> Path:
@@ -306,6 +312,8 @@ class History:
                     await asyncio.to_thread(file.report, last)
                 last = report  # one turn of a thread is enough for most builds
             await ended
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), QUIET)
             async with self._changing:
                 try:
                     row = await uninterrupted(asyncio.to_thread(_completed, record, file, last, outcome))
@@ -335,7 +343,11 @@ class History:
     async def recent(self) -> None:
         """Wait until the builds that have ended are recorded."""
         if self._writing:
-            await asyncio.wait(list(self._writing.values()))
+            self._asked.set()
+            try:
+                await asyncio.wait(list(self._writing.values()))
+            finally:
+                self._asked.clear()
 
     def active(self) -> list[BuildHistoryRecord]:
         """The builds that run."""
