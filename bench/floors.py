@@ -5,6 +5,7 @@ engine.
     python -m bench.floors terminal     attach-tty: read the output of busybox on a terminal
     python -m bench.floors volume       volumes and small requests: their parts, from Python
     python -m bench.floors tail         the last lines of a log: their parts, from Python
+    python -m bench.floors buildx       context-…: the client with an engine that answers at once
 
 Prints minimum and median of nine samples, the CPU time and the load average. An engine adds HTTP,
 tar headers, path resolution and the client's sending. Run it on an idle machine.
@@ -14,7 +15,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import json
 import os
+import shutil
 import signal
 import socket
 import statistics
@@ -22,14 +26,20 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import uvloop
 
 from bench import image
+from bench.engines import Engine
+from bench.instant import Instant
 from bench.job import touch
+from bench.rows import contexts
 from bench.rows.files import LARGE_SIZE, SMALL_FILES, many_files
+from bench.rows.images import Material
 from engine._fast import tree
 from engine.storage.records import Change, Records
 from engine.system import files
@@ -237,7 +247,66 @@ def volume(floors: Floors) -> None:
     uvloop.run(turns())
 
 
-FLOORS = {"put": put, "terminal": terminal, "volume": volume, "tail": tail}
+IN_BUNDLE = """
+cd "$1" && rm -rf upper work && mkdir upper work
+mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work overlay rootfs
+exec crun run "$2"
+"""
+
+
+def buildx(floors: Floors) -> None:
+    """Commands of `docker buildx` with an engine that does nothing; a bare `crun run`, and copies
+    of files.
+    """
+    engine = cast("Engine", types.SimpleNamespace(base=floors.base, socket=str(floors.base / "socket")))
+    with contextlib.closing(Material(1, 1)) as material, another_process(Instant(Path(engine.socket)).serve):
+        small = contexts.Project(material, "small", contexts.FILES, contexts.SMALL)
+        lines = contexts.Project(material, "lines", 0, contexts.SMALL, contexts.CHECKED)
+        build = ("buildx", "build", "--provenance=false", "-t", "built", "--iidfile", str(floors.base / "id"), ".")
+        samples: dict[str, list[float]] = {}
+        for _ in range(ROUNDS):
+            for what, project, command in (
+                ("buildx du", small, ("buildx", "du")),
+                (f"buildx build, {contexts.FILES:,} files", small, build),
+                (f"buildx build --check, {contexts.LINES} lines", lines, ("buildx", "build", "--check", ".")),
+            ):
+                run = functools.partial(contexts.docker, engine, *command, cwd=project.directory)
+                samples.setdefault(what, []).append(timed(run))
+        for what, found in samples.items():
+            show(what, found)
+        part = sorted(path for path in (small.directory / "part").rglob("*") if path.is_file())
+        show(
+            f"{len(part)} of the files, copied",
+            [timed(functools.partial(_copied, floors, part)) for _ in range(ROUNDS)],
+        )
+    bundle, bare = _bundle(floors.base), []
+    for number in range(ROUNDS):
+        command = ["unshare", "--mount", "sh", "-ec", IN_BUNDLE, "sh", bundle, f"floor{os.getpid()}-{number}"]
+        bare.append(timed(functools.partial(subprocess.run, command, check=True)))
+    show("crun run of `sh -c true` in an overlay, with unshare and sh", bare)
+
+
+def _copied(floors: Floors, paths: Sequence[Path]) -> None:
+    target = tempfile.mkdtemp(dir=floors.base)
+    for at, path in enumerate(paths):
+        shutil.copyfile(path, f"{target}/{at}")
+
+
+def _bundle(base: Path) -> str:
+    """A bundle of busybox, as crun itself describes it, without a terminal and a network."""
+    bundle = base / "bundle"
+    for name in ("lower/bin", "rootfs"):
+        (bundle / name).mkdir(parents=True)
+    shutil.copy2(archives.BUSYBOX, bundle / "lower/bin/sh")
+    subprocess.run(["crun", "spec"], cwd=bundle, check=True)
+    document = json.loads((bundle / "config.json").read_text())
+    document["process"] |= {"terminal": False, "args": ["/bin/sh", "-c", "true"]}
+    document["root"] = {"path": "rootfs"}
+    (bundle / "config.json").write_text(json.dumps(document))
+    return str(bundle)
+
+
+FLOORS = {"put": put, "terminal": terminal, "volume": volume, "tail": tail, "buildx": buildx}
 
 
 def main(arguments: Sequence[str]) -> int:
