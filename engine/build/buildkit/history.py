@@ -79,8 +79,9 @@ REFERENCE = 256
 PIECE = 1 << 20
 """Bytes of a blob that are read at a time."""
 QUIET = 0.2
-"""Seconds after a build's end in which its record is written only if somebody asks for it: its client
-has more questions, and their answers would take turns with the thread that writes."""
+"""Seconds after a build's end in which its record is written only if somebody asks for it: its
+client has more questions, and their answers would take turns with the thread that writes.
+"""
 SETTLED = 60.0
 BEHIND = 1000
 """Events that a listener may be behind before it is ended."""
