@@ -240,10 +240,14 @@ class Builder:
         """The file of a build; its warnings go to the log. Raises InvalidParameter for a file that
         cannot be built, and for one that wants its warnings to be errors.
         """
-        check = await asyncio.to_thread(lint.Check, raw, _request(options, runs=True))
+
+        def begin() -> tuple[lint.Check, list[stages.Image]]:
+            check = lint.Check(raw, _request(options, runs=True))
+            return check, check.images
+
+        check, images = await asyncio.to_thread(begin)
         known: dict[int, Base] = {}
         failure = None
-        images = await asyncio.to_thread(lambda: check.images)
         titles = bases.titles(images, options)
         lanes = range(FIRST_LANE, FIRST_LANE - len(titles), -1)
         for lane, (title, line) in zip(lanes, titles.items(), strict=True):

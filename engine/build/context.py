@@ -432,9 +432,11 @@ class Context:
 
 
 def _has_own_pages(descriptor: int) -> bool:
-    """True if pages are freed with the descriptor."""
+    """True if pages are freed with the descriptor. Those that the disk does not have yet count as
+    blocks, too.
+    """
     found = os.fstat(descriptor)
-    return not found.st_nlink and found.st_size > 0
+    return not found.st_nlink and found.st_blocks > 0
 
 
 _EMPTY = hashlib.sha256(b"").digest()

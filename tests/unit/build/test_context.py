@@ -23,6 +23,7 @@ from engine.build import context
 from engine.build.context import Context, Index, of_directory, receive
 from engine.build.trees import Entry
 from engine.errors import InvalidParameter, NotFound, ServerError
+from engine.system import files
 from tests.support.engine.descriptors import none_left_open
 from tests.support.images.archives import Node, directory, hard_link, symlink, tar
 from tests.unit.build.contexts import Making, body, received, with_context
@@ -624,3 +625,13 @@ def test_what_is_put_is_what_is_added(
         assert outcomes[0] == outcomes[1]
         assert both[0].entries == both[1].entries and both[0].children == both[1].children
         assert both[0].digests == both[1].digests and both[0]._members == both[1]._members
+
+
+def test_a_context_without_content_is_closed_at_once(tmp_path: Path) -> None:
+    descriptor = files.temporary_file(tmp_path)
+    os.ftruncate(descriptor, 1)
+    closing = Context(descriptor, 1, Index(links_out=True)).close()
+    with pytest.raises(StopIteration):
+        closing.send(None)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
