@@ -26,6 +26,7 @@ import os
 import posixpath
 import stat
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -47,8 +48,8 @@ FILES_LIMIT = 1_000_000
 """Files in one list."""
 _DATA_BEGINS, _ID_TAG, _DATA_TAG = b"\x08\x02", 0x18, 0x22
 """Type 2, and the tags of the two fields that follow."""
-_AT_ONCE = 128
-"""Packets after which other tasks have a turn."""
+_TURN = 0.0005
+"""Seconds of packets that have arrived, after which other tasks have a turn."""
 _HARD_LINK = "1"
 
 # Go's os.FileMode
@@ -200,6 +201,7 @@ class _Copy:
                     await self._stream.send(protobuf.encode(Packet()))
 
     async def run(self) -> None:
+        begin = time.monotonic()
         while self._unrequested or self._requested or not self._all_listed:
             if self._unrequested:
                 await self._request()
@@ -208,11 +210,13 @@ class _Copy:
             message = self._stream.received()
             if message is None:
                 message = await self._next()
+                begin = time.monotonic()
             self._received(len(message))
             self._take(message)
             self._packets += 1
-            if not self._packets % _AT_ONCE:
+            if time.monotonic() - begin > _TURN:
                 await asyncio.sleep(0)
+                begin = time.monotonic()
         await self._stream.send(protobuf.encode(Packet(type=FINISH)), last=True)
         while self._packet(await self._next()).type != FINISH:
             pass
