@@ -69,6 +69,10 @@ class Build:
         """By stage: the stages whose results it has asked for."""
         self._failed: Step | None = None
         """The first step that failed."""
+        self._sought: set[str] = set()
+        """Of `_origins`, those that were looked up."""
+        self._not_found: Step | None = None
+        """Of these, the one whose failure made the first step fail."""
         self._end = Log(parts.images.temporary)
         self._stages = [StageBuild(self._site, stage, begin, apply) for stage in self._needed]
         self._stages[-1].add_labels(options.labels)
@@ -150,6 +154,9 @@ class Build:
         for stage in self._shown:
             if self._failed in stage.steps:
                 yield OfStage(stage.index, StepEnded(failed=True))
+        for at, origin in enumerate(self._origins.values()):
+            if origin is self._not_found:
+                yield OfStage(FIRST_LANE - at, StepEnded(failed=True))
 
     async def _of_stage(self, stage: StageBuild) -> AsyncGenerator[OfStage, None]:
         for step in stage.steps:
@@ -169,7 +176,8 @@ class Build:
             if isinstance(report, StepBegun | Transfer):
                 yield OfStage(lane, report)
         step.log.release()
-        yield OfStage(lane, StepEnded())
+        if step.done:
+            yield OfStage(lane, StepEnded())
 
     # --- work -------------------------------------------------------------------------------------
 
@@ -300,15 +308,21 @@ class Build:
         """The log of an image of which a stage takes files, while it is looked up: of a line of its
         own in BuildKit's progress, or that of the stage's step.
         """
-        step = self._origins.get(context_key(name))
-        if step is None or step.done:
+        key = context_key(name)
+        step = self._origins.get(key)
+        if step is None or key in self._sought:
             yield log
             return
-        step.done = True
-        title = f"FROM {context_key(name)}"
+        self._sought.add(key)
+        title = f"FROM {key}"
         step.log.write(StepBegun(0, 0, title, title, step.lines))
         try:
             yield step.log
+            step.done = True
+        except Exception:
+            if self._failed is None:  # its step fails next
+                self._not_found = step
+            raise
         finally:
             step.log.close()
 
