@@ -3,6 +3,7 @@
 ```
 ROOT/build/caches/<name>/data   the directory that RUN sees
 ROOT/build/caches/<name>/id     its id in Dockerfiles; the time of the file is the last use
+ROOT/build/caches/<name>/uses   how many steps have used it
 ROOT/build/caches/.<name>       a cache that is being made
 ROOT/build/caches/.<name>.gone  one that is being removed
 ```
@@ -36,12 +37,14 @@ _GONE = ".gone"
 
 
 class CacheDirectory(NamedTuple):
-    """One cache as prune sees it. `used`: ns since the epoch."""
+    """One cache as prune sees it. Times in ns since the epoch."""
 
     name: str
     id: str
     size: int
+    created: int
     used: int
+    uses: int
     in_use: bool
 
 
@@ -102,6 +105,7 @@ class Caches:
             files.remove_tree(new)
             (new / "data").mkdir(parents=True, mode=0o700)
             (new / "id").write_text(cache_id, errors="surrogateescape")
+            (new / "uses").write_text("0")  # the time of the directory is that of its last new file
             directory = files.open_directory(new / "data")
             try:
                 fill(directory)
@@ -114,6 +118,7 @@ class Caches:
             files.remove_tree(place)
             new.rename(place)
         os.utime(place / "id")
+        (place / "uses").write_text(str(_uses(place) + 1))
         return data
 
     # --- prune ------------------------------------------------------------------------------------
@@ -133,7 +138,8 @@ class Caches:
                     os.close(directory)
                 used = (place / "id").stat().st_mtime_ns
                 cache_id = (place / "id").read_text(errors="surrogateescape")
-                found.append(CacheDirectory(name, cache_id, size, used, name in self._users))
+                created = os.stat(place).st_mtime_ns
+                found.append(CacheDirectory(name, cache_id, size, created, used, _uses(place), name in self._users))
         return sorted(found, key=lambda each: each.used)
 
     async def remove(self, name: str) -> bool:
@@ -181,6 +187,14 @@ async def named_lock(locks: dict[str, NamedLock], name: str) -> AsyncIterator[No
         lock.users -= 1
         if not lock.users:
             del locks[name]
+
+
+def _uses(place: Path) -> int:
+    """What the file says; 0 if a crash has cut it off, or an older version has made the cache."""
+    try:
+        return int((place / "uses").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 def _name(cache_id: str) -> str:

@@ -30,6 +30,10 @@ STEP, CACHE_MOUNT, CONTEXT = "regular", "exec.cachemount", "source.local"
 """BuildKit's names of the types of records."""
 
 
+MUTABLE = frozenset((CACHE_MOUNT, CONTEXT))
+"""The types whose files change after they were made."""
+
+
 class Entry(NamedTuple):
     """One record of the cache as prune sees it. Times in ns since the epoch."""
 
@@ -60,7 +64,8 @@ async def mounts(parts: Parts) -> list[Entry]:
     """The directories of cache mounts, whose files are counted."""
     return [
         Entry(
-            *(cache.name, "", CACHE_MOUNT, f"mount cache {cache.id}", cache.size, cache.used, cache.used, 0),
+            *(cache.name, "", CACHE_MOUNT, f'cached mount with id "/{cache.id}"', cache.size),
+            *(cache.created, cache.used, cache.uses),
             in_use=cache.in_use,
             shared=False,
         )

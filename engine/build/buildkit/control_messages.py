@@ -296,6 +296,7 @@ class UsageRecord(msgspec.Struct):
     description: Annotated[str, 9] = ""
     kind: Annotated[str, 10] = ""
     shared: Annotated[bool, 11] = False
+    parents: Annotated[list[str], 12] = []
 
 
 class DiskUsageRequest(msgspec.Struct):

@@ -19,7 +19,7 @@ from engine import booleans
 from engine.build.buildkit import filters as language
 from engine.build.buildkit.control_messages import PruneRequest, Time, UsageRecord
 from engine.build.options import PruneOptions, check_filters
-from engine.build.prune import CONTEXT, Entry
+from engine.build.prune import MUTABLE, Entry
 from engine.errors import InvalidParameter
 
 RECORDS, DESCRIPTION = 10_000, 500
@@ -31,8 +31,8 @@ _FLAGS: dict[str, Condition] = {
     "inuse": lambda entry: entry.in_use,
     "shared": lambda entry: entry.shared,
     "private": lambda entry: not entry.shared,
-    "mutable": lambda entry: entry.type == CONTEXT,
-    "immutable": lambda entry: entry.type != CONTEXT,
+    "mutable": lambda entry: entry.type in MUTABLE,
+    "immutable": lambda entry: entry.type not in MUTABLE,
 }
 _TEXTS: dict[str, Callable[[Entry], str]] = {
     "id": lambda entry: entry.id,
@@ -107,7 +107,7 @@ def record(entry: Entry) -> UsageRecord:
     """One entry of the cache."""
     return UsageRecord(
         id=entry.id,
-        mutable=entry.type == CONTEXT,
+        mutable=entry.type in MUTABLE,
         in_use=entry.in_use,
         size=entry.size,
         created=Time(*divmod(entry.created, 1_000_000_000)),
@@ -116,6 +116,7 @@ def record(entry: Entry) -> UsageRecord:
         description=entry.description.encode()[:DESCRIPTION].decode(errors="ignore"),
         kind=entry.type,
         shared=entry.shared,
+        parents=[entry.parent] if entry.parent else [],
     )
 
 

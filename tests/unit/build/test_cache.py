@@ -488,6 +488,12 @@ def test_cache_mounts_are_kept_shared_and_removed(tmp_path: Path) -> None:
         async with caches.use("a/b", "private", fill, 0o755) as again:
             assert again == first
         assert {each.id for each in caches.all()} == {"a/b"} and len(caches.all()) == 2
+        uses = {each.name: each.uses for each in caches.all()}
+        assert uses == {first.parent.name: 3, other.parent.name: 1}
+        assert all(each.created <= each.used for each in caches.all())
+        (first.parent / "uses").write_text("")  # as after a crash
+        async with caches.use("a/b", "shared", fill, 0o755):
+            assert {each.uses for each in caches.all()} == {1}
         for each in caches.all():
             assert await caches.remove(each.name)
         assert caches.all() == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.build.buildkit import protobuf, usage
 from engine.build.buildkit.control_messages import DiskUsageResponse, PruneRequest
-from engine.build.prune import CONTEXT, STEP, Entry
+from engine.build.prune import CACHE_MOUNT, CONTEXT, STEP, Entry
 from engine.errors import InvalidParameter
 
 SHARED = Entry("abc1", "", STEP, "RUN make, install", 1, 1, 1, 1, False, True)
@@ -75,6 +75,13 @@ def test_any_text_is_a_condition_or_refused(filters: list[str]) -> None:
         assert "filter" in error.message
     else:
         assert wanted(SHARED) in (True, False)
+
+
+def test_records() -> None:
+    found = usage.record(USED)
+    assert (found.mutable, found.in_use, found.parents, found.kind) == (True, True, ["abc1"], "source.local")
+    assert usage.record(SHARED).parents == [] and not usage.record(SHARED).mutable
+    assert usage.record(REST._replace(type=CACHE_MOUNT)).mutable
 
 
 def test_prune_options() -> None:
