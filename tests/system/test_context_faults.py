@@ -21,12 +21,11 @@ import pytest
 
 from tests.clients.programs import FORKY
 from tests.support import PATIENCE
-from tests.support.builds.project import OLD, Project, described
+from tests.support.builds.project import OLD, Project, described, open_contexts
 from tests.support.engine.harness import TempEngine, until
 from tests.support.nightly import nightly
 from tests.system.test_build_killed import sound
 from tests.system.test_full_disk import fill, small_disk
-from tests.system.test_kept_contexts import open_contexts
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -37,18 +36,6 @@ RUN find /project | sort | md5sum > /sum
 FROM scratch
 COPY --from=0 /project /project
 """
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[TempEngine]:
-    with TempEngine() as made:
-        made.load_busybox()
-        yield made
-
-
-@pytest.fixture
-def project(engine: TempEngine, tmp_path: Path) -> Project:
-    return Project(engine, tmp_path / "project")
 
 
 # --- files that change ----------------------------------------------------------------------------
@@ -235,9 +222,9 @@ def test_builds_of_one_directory_at_once(project: Project, tmp_path: Path) -> No
             assert found == {path: file.seen(False) for path, file in described(project.directory).items()}
 
 
-def test_directories_that_change_places(engine: TempEngine, tmp_path: Path) -> None:
+def test_directories_that_change_places(project_engine: TempEngine, tmp_path: Path) -> None:
     """They have one key, as they are built at one path by turns, and their files have one size."""
-    one, other = (Project(engine, tmp_path / name) for name in ("app", "other"))
+    one, other = (Project(project_engine, tmp_path / name) for name in ("app", "other"))
     for turn in range(6):
         one.write(f"d/file{turn % 2}", b"%d" % turn)
         one.build()

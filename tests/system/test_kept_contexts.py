@@ -3,14 +3,12 @@ built."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -18,25 +16,13 @@ import pytest
 
 from tests.clients.programs import FORKY
 from tests.support import PATIENCE
-from tests.support.builds.project import OLD, Project
+from tests.support.builds.project import OLD, Project, open_contexts
 from tests.support.engine.harness import TempEngine, until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 LARGE = 300_000
 """Bytes that are seen in what was sent."""
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[TempEngine]:
-    with TempEngine() as made:
-        made.load_busybox()
-        yield made
-
-
-@pytest.fixture
-def project(engine: TempEngine, tmp_path: Path) -> Project:
-    return Project(engine, tmp_path / "project")
 
 
 def kept(engine: TempEngine) -> list[dict[str, object]]:
@@ -46,15 +32,6 @@ def kept(engine: TempEngine) -> list[dict[str, object]]:
 
 def segments(engine: TempEngine) -> list[Path]:
     return [path for path in (engine.root / "build" / "contexts").glob("*/*") if path.name != "index"]
-
-
-def open_contexts(engine: TempEngine) -> list[str]:
-    """Files of contexts that the daemon has open, also unnamed ones."""
-    found = []
-    for link in Path(f"/proc/{engine.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found.append(os.readlink(link))
-    return [each for each in found if each.startswith((f"{engine.root}/build/contexts", f"{engine.root}/tmp"))]
 
 
 def test_only_changes_are_sent(project: Project) -> None:
@@ -99,15 +76,15 @@ def test_two_dockerfiles_in_turn(project: Project) -> None:
 
 
 @pytest.mark.parametrize("by", ["path", "working directory"])
-def test_directories_of_one_name(by: str, engine: TempEngine, tmp_path: Path) -> None:
+def test_directories_of_one_name(by: str, project_engine: TempEngine, tmp_path: Path) -> None:
     """Their files have one size and one time, as only `touch -r` makes them."""
-    projects = [Project(engine, tmp_path / parent / "app") for parent in "ab"]
+    projects = [Project(project_engine, tmp_path / parent / "app") for parent in "ab"]
     for _ in range(2):
         for project, content in zip(projects, (b"one", b"two"), strict=True):
             project.write("file", content, OLD)
             if by == "path":
                 FORKY.run(
-                    *(engine, "buildx", "build", "--output", f"type=local,dest={project.out}"),
+                    *(project_engine, "buildx", "build", "--output", f"type=local,dest={project.out}"),
                     *(str(project.directory.relative_to(tmp_path)),),
                     cwd=tmp_path,
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -123,3 +124,12 @@ def sent(output: str) -> int:
         if number in numbers
     ]
     return max(found, default=0)
+
+
+def open_contexts(engine: TempEngine) -> list[str]:
+    """Files of contexts that the daemon has open, also unnamed ones."""
+    found = []
+    for link in Path(f"/proc/{engine.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(link))
+    return [each for each in found if each.startswith((f"{engine.root}/build/contexts", f"{engine.root}/tmp"))]
