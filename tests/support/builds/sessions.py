@@ -661,8 +661,10 @@ class Caller:
                     break
                 calling.inbox.put(calling.buffer[5 : 5 + size])
                 calling.buffer = calling.buffer[5 + size :]
-        elif isinstance(event, h2.events.TrailersReceived):
+        elif isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
             headers = dict(event.headers)
+            if "grpc-status" not in headers:
+                return
             status = int(headers["grpc-status"])
             end = Failure(status, unquote(headers.get("grpc-message", ""))) if status else None
             if end is not None:
