@@ -14,7 +14,7 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,9 +241,24 @@ def jobs(size: Size, material: Material) -> list[Job]:
 
         return prepare
 
-    def pair(name: str, what: str, ratio: float, target: Target) -> Iterator[Figure]:
-        yield Figure(name, what, "ms", target=Target({"dockerd": ratio}))
-        yield Figure(f"{name}-cpu", cpu, "ms", target=target)
+    def job(
+        name: str,
+        what: str,
+        sample: Any,
+        prepare: Callable[[Engine], Any],
+        figures: Sequence[Target | None],
+        **more: Any,
+    ) -> Job:
+        """`figures`: the targets of the time and of the engine's processor time."""
+        wall, processor = figures
+        named = [Figure(name, what, "ms", target=wall), Figure(f"{name}-cpu", cpu, "ms", target=processor)]
+        return Job(name, named, sample, rounds, prepare=prepare, **more)
+
+    def beside(ratio: float, processor: Target | None = None) -> tuple[Target, Target]:
+        """So many times as fast as dockerd, and with less processor time, or with that of the
+        target.
+        """
+        return Target({"dockerd": ratio}), processor or Target({"dockerd": 1})
 
     def seen(engine: Engine) -> set[str]:
         return {warm(large)(engine)}
@@ -256,79 +271,36 @@ def jobs(size: Size, material: Material) -> list[Job]:
             rounds,
             prepare=usable,
         ),
-        Job(
-            "context-cached",
-            [*pair("context-cached", f"buildx with {files:,} files of 2 KB, all cached", 1.5, Target(at_most=120))],
-            cached(small),
-            rounds,
-            prepare=warm(small),
+        job(
+            *("context-cached", f"buildx with {files:,} files of 2 KB, all cached"),
+            *(cached(small), warm(small), beside(1.5, Target(at_most=120))),
         ),
-        Job(
-            "context-cached-large",
-            [*pair("context-cached-large", f"buildx with {megabytes} MB, all cached", 1.3, Target(at_most=300))],
-            cached(large),
-            rounds,
-            prepare=warm(large),
+        job(
+            *("context-cached-large", f"buildx with {megabytes} MB, all cached"),
+            *(cached(large), warm(large), beside(1.3, Target(at_most=300))),
         ),
-        Job(
-            "context-cached-many",
-            [
-                Figure("context-cached-many", f"buildx with {many:,} files of {TINY} bytes, all cached", "ms"),
-                Figure("context-cached-many-cpu", cpu, "ms", target=Target(at_most=900)),
-            ],
-            cached(tiny),
-            rounds,
-            prepare=warm(tiny),
+        job(
+            *("context-cached-many", f"buildx with {many:,} files of {TINY} bytes, all cached"),
+            *(cached(tiny), warm(tiny), (None, Target(at_most=900))),
             ours=True,  # a disk may need minutes to remove the files
         ),
-        Job(
-            "context-changed",
-            [*pair("context-changed", f"one file changed of {megabytes} MB", 2, Target({"dockerd": 1}))],
-            changed(large),
-            rounds,
-            prepare=seen,
+        job(
+            *("context-changed", f"one file changed of {megabytes} MB", changed(large), seen, beside(2)),
             flush=True,
         ),
-        Job(
-            "context-first",
-            [*pair("context-first", f"{megabytes // 3} of {megabytes} MB are sent", 1.5, Target({"dockerd": 1}))],
-            first(large),
-            rounds,
-            prepare=warm(large),
+        job(
+            *("context-first", f"{megabytes // 3} of {megabytes} MB are sent", first(large), warm(large), beside(1.5)),
             flush=True,
         ),
-        Job(
-            "context-no-cache",
-            [*pair("context-no-cache", f"--no-cache, {files:,} files of 2 KB", 2.5, Target({"dockerd": 1}))],
-            uncached(small),
-            rounds,
-            prepare=warm(small),
+        job(
+            *("context-no-cache", f"--no-cache, {files:,} files of 2 KB", uncached(small), warm(small), beside(2.5)),
             flush=True,
         ),
-        Job(
-            "context-bake",
-            [
-                *pair(
-                    "context-bake", f"bake of {TARGETS} targets, each with a RUN of its own", 2, Target({"dockerd": 1})
-                )
-            ],
-            baked(targets),
-            rounds,
-            prepare=warm(targets),
+        job(
+            *("context-bake", f"bake of {TARGETS} targets, each with a RUN of its own"),
+            *(baked(targets), warm(targets), beside(2)),
             flush=True,
         ),
-        Job(
-            "context-check",
-            [*pair("context-check", f"--check of {LINES} lines", 1.5, Target({"dockerd": 1}))],
-            checked(lines),
-            rounds,
-            prepare=usable,
-        ),
-        Job(
-            "context-fails",
-            [*pair("context-fails", "a RUN that fails, to the client's end", 1.5, Target({"dockerd": 1}))],
-            failing(bad),
-            rounds,
-            prepare=usable,
-        ),
+        job("context-check", f"--check of {LINES} lines", checked(lines), usable, beside(1.5)),
+        job("context-fails", "a RUN that fails, to the client's end", failing(bad), usable, beside(1.5)),
     ]

@@ -270,6 +270,11 @@ def pss(pids: list[int]) -> float:
     return total / 1024
 
 
+def _of_five(name: str, figures: list[Figure], sample: Any, rounds: int = 1) -> Job:
+    """A job of five engines, which others cannot form."""
+    return Job(*(name, figures, sample, rounds), prepare=five, finish=close, warm=False, ours=True, default=False)
+
+
 def jobs(size: Size) -> list[Job]:
     return [
         Job(
@@ -314,20 +319,15 @@ def jobs(size: Size) -> list[Job]:
             finish=leave,
             default=False,
         ),
-        Job(
+        _of_five(
             "swarm-join",
             [
                 Figure("swarm-join-worker", "join of a worker", "ms", target=Target(at_most=1500)),
                 Figure("swarm-join-manager", "join of a manager, voting", "ms", target=Target(at_most=3000)),
             ],
             joins,
-            prepare=five,
-            finish=close,
-            warm=False,
-            ours=True,
-            default=False,
         ),
-        Job(
+        _of_five(
             "swarm-idle",
             [
                 Figure("swarm-idle-manager", "a manager's process, idle", "MiB", target=Target(at_most=45)),
@@ -335,13 +335,8 @@ def jobs(size: Size) -> list[Job]:
                 Figure("swarm-idle-worker", "a worker's daemon, more than without", "MiB", target=Target(at_most=3)),
             ],
             idle,
-            prepare=five,
-            finish=close,
-            warm=False,
-            ours=True,
-            default=False,
         ),
-        Job(
+        _of_five(
             "swarm-failover",
             [
                 Figure(
@@ -353,13 +348,8 @@ def jobs(size: Size) -> list[Job]:
             ],
             failover,
             size.rounds(3),
-            prepare=five,
-            finish=close,
-            warm=False,
-            ours=True,
-            default=False,
         ),
-        Job(
+        _of_five(
             "swarm-tasks-1000",
             [
                 Figure(
@@ -371,10 +361,5 @@ def jobs(size: Size) -> list[Job]:
             ],
             thousand_tasks,
             size.rounds(3),
-            prepare=five,
-            finish=close,
-            warm=False,
-            ours=True,
-            default=False,
         ),
     ]
