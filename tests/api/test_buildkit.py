@@ -744,7 +744,7 @@ def test_dockerfiles_that_fail(builder: TempEngine, text: str, words: str) -> No
         ("COPY <<.. /x\n..", "COPY <<..: this is not the name of a file", (4, 5)),
         ("ARG PORT=x\nEXPOSE $PORT", "invalid containerPort: x", (5, 5)),
         ("FROM --platform=linux/s390x scratch AS t\nCOPY file /\nRUN true", "this one is for s390x", (6, 6)),
-        ("COPY --from=7 / /", "there is no stage of that number", (4, 4)),
+        ("COPY --from=7 / /", "invalid stage index 7", (4, 4)),
     ],
 )
 def test_what_is_wrong_for_certain_stops_before_the_context(
