@@ -12,6 +12,7 @@ emulation, which is about ten times slower; ENGINED_TEST_PATIENCE then scales th
     python -m tests.vm --suite trixie  Debian 13; default bookworm, Debian 12
     python -m tests.vm --jobs 2 …      so many machines at once
     python -m tests.vm --build         only the disk image
+    python -m tests.vm --built …       with the disk image of an earlier call, and its checkout
     python -m tests.vm -- ARGUMENTS    one part: pytest with these arguments
 """
 
@@ -86,7 +87,9 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} [all]")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="machines at once [1]")
     parser.add_argument("--suite", choices=SUITES, default="bookworm", help="Debian's release [bookworm]")
-    parser.add_argument("--build", action="store_true", help="only build the disk image")
+    image = parser.add_mutually_exclusive_group()
+    image.add_argument("--build", action="store_true", help="only build the disk image")
+    image.add_argument("--built", action="store_true", help="use the disk image of an earlier call")
     arguments, words = sys.argv[1:], []
     if "--" in arguments:
         at = arguments.index("--")
@@ -97,7 +100,8 @@ def main() -> int:
     if os.geteuid() != 0:
         parser.error("must run as root: mmdebstrap makes a root file system with its owners")
     machine = Machine(chosen.suite)
-    machine.build()
+    if not chosen.built:
+        machine.build()
     if chosen.build:
         return 0
     jobs = {"chosen": words} if words else {name: _files(PARTS[name]) for name in chosen.parts or PARTS}
