@@ -342,8 +342,14 @@ _HINT = (
     "Check if the specified host path exists and is the expected type"
 )
 """Docker's."""
-_CRUN_NOT_FOUND = re.compile(r"executable file `(?P<file>.*)` not found in \$PATH")
-_CRUN_NOT_OPENED = re.compile(r"(?:open executable|access executable|exec .*): (?P<cause>[A-Z].*)$")
+_CRUN_NO_PROGRAM = re.compile(
+    "(?:executable file|the path) `(?P<file>.*)` "
+    "(?P<why>not found|exists but it is not executable|is not a regular file)"
+)
+"""crun 1.8.1 says "not found in $PATH", also of a path. 1.21 does not, and knows the other two."""
+_CRUN_NOT_OPENED = re.compile(
+    r"(?:open executable|access executable|exec .*|cannot find `` in \$PATH): (?P<cause>[A-Z].*)$"
+)
 _STRERRORS = {
     os.strerror(number): os.strerror(number)[:1].lower() + os.strerror(number)[1:] for number in range(1, 134)
 }
@@ -362,11 +368,15 @@ def start_failure(log: str, program: str, verb: Literal["create", "exec"] = "cre
     texts.
     """
     reason = failure_reason(log) or "the runtime gave no reason"
-    if found := _CRUN_NOT_FOUND.search(reason):
+    if found := _CRUN_NO_PROGRAM.search(reason):
         file = found["file"]
-        reason = f'exec: "{file}": ' + (
-            f"stat {file}: no such file or directory" if "/" in file else "executable file not found in $PATH"
-        )
+        if "/" not in file:  # as by runc, also of a file in $PATH that is not executable
+            cause = "executable file not found in $PATH"
+        elif found["why"] == "not found":
+            cause = f"stat {file}: no such file or directory"
+        else:
+            cause = "permission denied"
+        reason = f'exec: "{file}": {cause}'
     elif found := _CRUN_NOT_OPENED.match(reason):
         # crun opens the file, which fails with EPERM for a directory. runc checks the file's mode.
         cause = found["cause"].lower()
