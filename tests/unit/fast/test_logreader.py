@@ -8,8 +8,10 @@ import os
 import random
 import re
 import struct
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -566,10 +568,19 @@ def test_a_read_does_not_look_through_a_large_log_in_one_go(tmp_path: Path) -> N
     reader.close()
 
 
-def test_what_is_cached_and_small_is_read_without_waiting(tmp_path: Path) -> None:
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A directory in a file system that has reads without waiting, preadv2(2). tmpfs has none, and
+    is what Debian 13 mounts at /tmp.
+    """
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
+        yield Path(directory)
+
+
+def test_what_is_cached_and_small_is_read_without_waiting(disk: Path) -> None:
     """The same answers, as long as the names on the way are known: the first reader, which may
     wait, has looked them up."""
-    path, entries = filled(tmp_path, 60, 4000, 4)
+    path, entries = filled(disk, 60, 4000, 4)
     middle = entries[30][2]
     options: tuple[dict[str, Any], ...] = ({}, {"stdout": False}, {"since_ns": middle}, {"until_now": True})
     for option in options:
@@ -622,9 +633,9 @@ def test_what_is_much_is_refused_and_read_by_others(tmp_path: Path, much: str) -
     reader.close()
 
 
-def test_it_may_wait_later(tmp_path: Path) -> None:
+def test_it_may_wait_later(disk: Path) -> None:
     """A first chunk without waiting, and the rest as usual."""
-    path, entries = filled(tmp_path, 5000, 0)
+    path, entries = filled(disk, 5000, 0)
     reader = LogReader(os.fsencode(path), nowait=True, rotates=False)
     first = reader.read(1000)
     reader.nowait = False
