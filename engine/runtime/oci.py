@@ -21,7 +21,7 @@ import signal
 import struct
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -307,26 +307,39 @@ def _spawn(argv: tuple[str, ...], stdin: bytes, seconds: int = COMMAND_SECONDS) 
 # --- errors of the runtime ------------------------------------------------------------------------
 
 
-class _LogLine(msgspec.Struct):
+class _LogEntry(msgspec.Struct):
     msg: str = ""
     level: str = "error"
 
 
-_log_line = msgspec.json.Decoder(_LogLine)
+_log_entry = msgspec.json.Decoder(_LogEntry)
+
+
+def _log_entries(log: str) -> Iterator[str]:
+    """A line each. crun 1.28 has several for an object, the first and the last with a brace alone."""
+    unfinished: list[str] = []
+    for line in log.splitlines():
+        if unfinished or line == "{":
+            unfinished.append(line.strip())
+            if line == "}":
+                yield " ".join(unfinished)
+                unfinished.clear()
+        elif line.strip():
+            yield line
+    if unfinished:
+        yield " ".join(unfinished)
 
 
 def failure_reason(log: str) -> str:
-    """The last error of a runtime's log (JSON lines, or the plain text of its stderr), without
-    generic prefixes.
+    """The last error of a runtime's log (JSON, or the plain text of its stderr), without generic
+    prefixes.
     """
     last = ""
-    for line in log.splitlines():
-        if not line.strip():
-            continue
+    for text in _log_entries(log):
         try:
-            entry = _log_line.decode(line)
+            entry = _log_entry.decode(text)
         except msgspec.MsgspecError:
-            last = line.strip()
+            last = text.strip()
         else:
             if entry.level in ("error", "fatal", "critical"):
                 last = entry.msg

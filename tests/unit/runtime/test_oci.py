@@ -17,11 +17,21 @@ def line(message: str, level: str = "error") -> str:
     return f'{{"msg":"{message}","level":"{level}","time":"2026-01-02T03:04:05Z"}}\n'
 
 
+def lines(message: str, level: str = "error") -> str:
+    """As crun 1.28 writes it."""
+    return f'{{\n  "msg": "{message}",\n  "level": "{level}",\n  "time": "2026-01-02T03:04:05Z"\n}}\n'
+
+
 @pytest.mark.parametrize(
     ("log", "reason"),
     [
         (line("cannot x"), "cannot x"),
         (line("first") + line("second"), "second"),
+        (lines("no `\\/x`"), "no `/x`"),
+        (lines("first") + lines("second") + lines("later", "warning"), "second"),
+        (lines("first") + "plain\n" + lines("later", "warning"), "plain"),
+        (lines("bad") + "{\n", "{"),
+        (lines("cut")[:-3], '{ "msg": "cut", "level": "error", "time": "2026-01-02T03:04:05Z"'),
         (line("cgroup v1 is deprecated", "warning"), ""),
         (line("bad") + line("later", "warning"), "bad"),
         ("plain words\n\n", "plain words"),
