@@ -486,8 +486,9 @@ def _probe_spec(machine: str, key: str, programs: str) -> oci.Spec:
         mounts=[
             oci.Mount(destination="/proc", type="proc", source="proc"),
             oci.Mount(destination="/dev", type="tmpfs", source="tmpfs"),
-            # Remounted with exec: RUN is in /run, which distributions mount noexec.
-            oci.Mount(destination="/bin", type="bind", source=programs, options=("bind", "ro", "exec")),
+            # Remounted with exec: RUN is in /run, which distributions mount noexec. runc remounts only
+            # for a flag that is set, and crun 1.28 keeps noexec if that is "ro".
+            oci.Mount(destination="/bin", type="bind", source=programs, options=("bind", "nosuid", "exec")),
         ],
         linux=oci.Linux(
             namespaces=[oci.Namespace(type=name) for name in ("pid", "ipc", "uts", "mount", "network")],
