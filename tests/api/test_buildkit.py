@@ -837,6 +837,17 @@ def test_a_script_runs_in_the_shell(builder: TempEngine) -> None:
     assert '"/bin/sh -c /dev/pipes/s" did not complete successfully: exit code: 127' in missing.failure.message
 
 
+@pytest.mark.parametrize("destination", ["/t", "/t/", "/l", "/l/"])
+def test_link_keeps_what_is_above(builder: TempEngine, destination: str) -> None:
+    """Owner and mode of directories, and links to them."""
+    text = (
+        "FROM busybox\nRUN mkdir /t && chown 5:6 /t && chmod 1777 /t && ln -s t /l\n"
+        f"COPY --link a {destination}\nRUN : {unique()}; stat -c '%n %a %u %g' /t /t/a; readlink /l\n"
+    )
+    built = Build(builder.socket, dockerfile(text, a=b"1")).result()
+    assert built.failure is None and built.vertices[-2].log == b"/t 1777 5 6\n/t/a 644 0 0\nt\n"
+
+
 def test_what_a_run_sees_of_the_engine(builder: TempEngine) -> None:
     """As with BuildKit: no mark of a container, a name of its own that is no variable, and files
     that cannot be written. /etc/hostname is the image's.

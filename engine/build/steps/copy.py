@@ -5,6 +5,9 @@ miss and a changed time is not. Content of another stage is looked up twice: by 
 key, which costs nothing, then by the digest of the files. The layer is written in one pass, without
 a container and without a mount.
 
+`--link` has no effect, as in dockerd with overlay2: a layer that does not know its base makes the
+directories above the destination anew, with another owner and mode, and replaces links to them.
+
 Rules: Dockerfile reference, COPY and ADD.
 Not here: which files a source means and their names below the destination (`copying.py`), files
 from the network (`fetching.py`, `git.py`).
@@ -58,20 +61,20 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
         *filter(None, [words]),
     )
     before, config = stage.state, stage.state.config
-    # With --link the layer is the same on every base.
-    parent = keys.key_of("", "link", before.key) if instruction.link else before.key
     async with contextlib.AsyncExitStack() as borrowed:
         source = await borrowed.enter_async_context(_opened(stage, instruction, log))
         quick: tuple[str, ...] = ()
         if source.key:
             names = [os.fsencode(name) for name in instruction.sources]
-            quick = (await stage.compute(lambda: keys.key_of(parent, "copy", how, source.key, names, config=config)),)
+            quick = (
+                await stage.compute(lambda: keys.key_of(before.key, "copy", how, source.key, names, config=config)),
+            )
             found = None if stage.no_cache else stage.site.parts.cache.find(quick[0])
             if found is not None and not stage.site.options.cache_from:
                 stage.go_on(found, log)
                 return
         selection = await _select(stage, instruction, name, source.tree, borrowed, log, is_directory)
-        key = await stage.compute(lambda: keys.key_of(parent, "copy", how, selection.digest, config=config))
+        key = await stage.compute(lambda: keys.key_of(before.key, "copy", how, selection.digest, config=config))
         # Docker, too, has no blank after the flag.
         chown = f"--chown={instruction.chown}" if instruction.chown else ""
         command = commented(config, f"#(nop) {name} {chown}{selection.kind}:{selection.digest} in {path} ")
@@ -192,7 +195,7 @@ async def _lay_out(
     """Write the layer. Returns its diff_id."""
     parts, dialect = stage.site.parts, stage.site.options.dialect
     root = -1
-    if before.top and not instruction.link:
+    if before.top:
         root = await parts.images.snapshots.open_content(before.top)
     try:
         owner = await owners.find(stage, before, instruction.chown, root)
