@@ -140,6 +140,8 @@ class Instant:
         self._sessions: dict[bytes, _Connection] = {}
         self._build = self._session = b""
         """Reference and session of the last Solve. The client may open the session later."""
+        self._pings: list[tuple[_Connection, int]] = []
+        """Those of a build whose Solve has not come yet."""
         self._ended: set[bytes] = set()
         """Builds that have ended. The client may ask for their status later."""
         self._paths: dict[tuple[_Connection, int], str] = {}
@@ -164,7 +166,7 @@ class Instant:
 
     def opened(self, connection: _Connection, session: bytes) -> None:
         """The client has opened a session."""
-        self._sessions = {session: connection}
+        self._sessions[session] = connection
         if self._copies and session == self._session:
             self._next(1)
 
@@ -184,13 +186,15 @@ class Instant:
             if name == "Control/Solve":
                 self._build, self._session = fields(request)[1], fields(request)[5]
                 self._image = 3 in fields(request)
+                self._answer_pings()
             return
         elif name == "ListWorkers":
             content = field(1, WORKER)
         elif name == "Ping":
-            able = (field(2, field(1, each) + field(2, 1)) for each in ("source.local", "exporter.multiple"))
-            content = b"".join(field(1, field(1, each) + field(2, 1)) for each in CAPABILITIES)
-            content += b"".join(able) + field(3, WORKER)
+            self._pings.append((connection, number))
+            if "Control/Solve" in self._waiting:
+                self._answer_pings()
+            return
         elif name == "ListenBuildHistory":
             content = None
         elif name == "Solve":
@@ -203,6 +207,15 @@ class Instant:
         connection.stream.sendall(answer(number, content))
         if name == "Return":
             self._copy(("Dockerfile", "part"), self._end) if self._image else self._end()
+
+    def _answer_pings(self) -> None:
+        """A build's other calls follow its Ping. Its Solve may come after that one."""
+        able = (field(2, field(1, each) + field(2, 1)) for each in ("source.local", "exporter.multiple"))
+        content = b"".join(field(1, field(1, each) + field(2, 1)) for each in CAPABILITIES)
+        content += b"".join(able) + field(3, WORKER)
+        while self._pings:
+            connection, number = self._pings.pop()
+            connection.stream.sendall(answer(number, content))
 
     def _end(self) -> None:
         """The build has ended."""
