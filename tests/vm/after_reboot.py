@@ -51,5 +51,5 @@ def test_a_purge_leaves_nothing() -> None:
 
 def _files() -> list[str]:
     """Files whose names have the engine's, but for those of the tests."""
-    found = run("find", "/", "/run", "-xdev", "-name", "*engined*", "-not", "-name", "engined-tests*").splitlines()
+    found = run("find", "/", "/run", "-xdev", "-name", "*engined*", "-not", "-name", "*engined-tests*").splitlines()
     return [path for path in found if not path.startswith((str(Path.cwd()), "/tmp/"))]
