@@ -316,7 +316,9 @@ _log_entry = msgspec.json.Decoder(_LogEntry)
 
 
 def _log_entries(log: str) -> Iterator[str]:
-    """A line each. crun 1.28 has several for an object, the first and the last with a brace alone."""
+    """A line each. crun 1.28 has several for an object, the first and the last with a brace
+    alone.
+    """
     unfinished: list[str] = []
     for line in log.splitlines():
         if unfinished or line == "{":
@@ -486,8 +488,8 @@ def _probe_spec(machine: str, key: str, programs: str) -> oci.Spec:
         mounts=[
             oci.Mount(destination="/proc", type="proc", source="proc"),
             oci.Mount(destination="/dev", type="tmpfs", source="tmpfs"),
-            # Remounted with exec: RUN is in /run, which distributions mount noexec. runc remounts only
-            # for a flag that is set, and crun 1.28 keeps noexec if that is "ro".
+            # Remounted with exec: RUN is in /run, which distributions mount noexec. runc remounts
+            # only for a flag that is set, and crun 1.28 keeps noexec if that is "ro".
             oci.Mount(destination="/bin", type="bind", source=programs, options=("bind", "nosuid", "exec")),
         ],
         linux=oci.Linux(
