@@ -100,8 +100,11 @@ async def run(program: Program, parts: Parts, namespace: int, undo: contextlib.A
             if not program.scope or not scopes.was_away(error.reason) or loop.time() >= end:
                 raise
             _log.info("container %s: %s; trying again", program.key, error.reason)
-        await _take_back(program, parts)
-        await asyncio.sleep(scope_limits.AGAIN)
+            await asyncio.sleep(scope_limits.AGAIN)
+            try:
+                await _take_back(program, parts)
+            except EngineError as failure:  # the runtime asks systemd for this, too
+                raise error from failure
 
 
 async def _try(program: Program, parts: Parts, namespace: int) -> Process:

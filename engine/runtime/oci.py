@@ -320,7 +320,7 @@ def _log_entries(log: str) -> Iterator[str]:
     alone.
     """
     unfinished: list[str] = []
-    for line in log.splitlines():
+    for line in log.split("\n"):  # U+2028 may be in a path
         if unfinished or line == "{":
             unfinished.append(line.strip())
             if line == "}":

@@ -133,12 +133,15 @@ class SystemBus:
         async with self._connecting:
             connection = self._connection
             if connection is None or not connection.bus.connected:
+                ended = BusError("the system bus: it is no longer used, because the engine ends")
+                if self._closed:
+                    raise ended
                 bus = await _connect()
                 connection = _Connection(bus, self._heard)
                 if self._closed:
                     bus.disconnect()
                     await connection.ended()
-                    raise BusError("the system bus: it is no longer used, because the engine ends")
+                    raise ended
                 self._connection = connection
                 self._watching = spawn(self._watch(connection), "the system bus")
             for signal in self._listeners.keys() - connection.signals:

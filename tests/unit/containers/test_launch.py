@@ -123,6 +123,24 @@ def test_a_scope_is_asked_for_again_when_systemd_comes_back(world: World, scope:
     run(story())
 
 
+def test_the_reason_is_told_if_systemd_takes_nothing_back(world: World) -> None:
+    async def story() -> None:
+        engine = await world.boot()
+        world.host.refuse["step-1"] = LaunchFailed("sd-bus call: Connection reset by peer", 1)
+        default = engine.parts.runtimes.default
+
+        async def delete(_key: str) -> None:
+            raise ServerError("crun delete: cannot open sd-bus")
+
+        refusing: Any = SimpleNamespace(run_argv=default.run_argv, delete=delete)
+        async with contextlib.AsyncExitStack() as undo:
+            with pytest.raises(LaunchFailed, match="Connection reset by peer"):
+                await launch.run(dataclasses.replace(STEP, scope=True, runtime=refusing), engine.parts, 3, undo)
+            undo.pop_all()
+
+    run(story())
+
+
 def test_a_control_group_is_removed_when_its_last_process_has_exited() -> None:
     """A killed runtime may still be exiting in it."""
     answers: list[OSError | None] = [OSError(errno.EBUSY, "busy"), OSError(errno.EBUSY, "busy"), None]

@@ -27,6 +27,7 @@ def lines(message: str, level: str = "error") -> str:
     [
         (line("cannot x"), "cannot x"),
         (line("first") + line("second"), "second"),
+        ('{"msg":"no a\u2028b","level":"error"}\n', "no a\u2028b"),
         (lines("no `\\/x`"), "no `/x`"),
         (lines("first") + lines("second") + lines("later", "warning"), "second"),
         (lines("first") + "plain\n" + lines("later", "warning"), "plain"),

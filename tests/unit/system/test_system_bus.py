@@ -207,6 +207,12 @@ def test_a_connection_that_is_being_made_is_closed(bus: Bus) -> None:
             with pytest.raises(BusError, match="no longer used"):
                 await call
         assert os.listdir("/proc/self/fd") == before
+        later = asyncio.ensure_future(client.call(BUS, "ListNames"))
+        while not later.done():
+            assert os.listdir("/proc/self/fd") == before, "it does not connect"
+            await asyncio.sleep(0)
+        with pytest.raises(BusError, match="no longer used"):
+            await later
 
     asyncio.run(scenario())
 
