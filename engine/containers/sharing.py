@@ -178,8 +178,13 @@ def _open(peer: Peer, kind: str, what: str, processes: Mapping[str, Process], st
 
 
 def path(descriptor: int) -> str:
-    """The path of this process's descriptor for the runtime, which is another process."""
-    return f"/proc/{os.getpid()}/fd/{descriptor}"
+    """The path of this process's descriptor of a user namespace for the runtime, which is another
+    process.
+
+    With a single slash, runc from 1.1.13 on takes `/proc/PID/fd/N` for `/proc/PID/ns/user`: it
+    compares the maps of this process with those of config.json, and refuses to start.
+    """
+    return f"/proc//{os.getpid()}/fd/{descriptor}"
 
 
 def _bring(namespace: int, shm: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,3 +78,11 @@ def test_links_that_lead_nowhere() -> None:
     ):
         with pytest.raises(ServerError, match=words):
             sharing.links(PARENT, find)
+
+
+def test_the_path_of_a_user_namespace_is_none_that_runc_reads_a_process_from() -> None:
+    """runc takes all that begins with /proc/PID for /proc/PID/ns/user."""
+    with open("/proc/self/ns/user") as namespace:
+        path = sharing.path(namespace.fileno())
+        assert Path(path).samefile("/proc/self/ns/user")
+        assert not re.match(r"/proc/\d", path)
