@@ -33,7 +33,7 @@ def here(image: Image, options: Options, images: ImageStore) -> Base | None:
     if name == names.SCRATCH:
         return Base()
     try:
-        return _base(images.get(name, None if is_digest(name) else platform).config)
+        return _base(names.local(name, platform, options, images).config)
     except EngineError:
         kept = images.kept.find(name) if options.contexts else None
         return None if kept is None else _base(kept.config)

@@ -69,6 +69,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """
     all_systems: bool
     """Images of other operating systems than Linux can be made, of files alone."""
+    names_images: bool
+    """FROM and `--from` take the names of images. Otherwise they take a part of an id as well."""
     empty_images: bool
     """`FROM scratch` is an image, even without a step. Its working directory is `/`."""
     whole_arrays: bool

@@ -26,6 +26,8 @@ from engine.images import platforms, reference
 from engine.images.archive import ARCHITECTURE, is_digest
 from engine.images.credentials import NOBODY
 from engine.images.record import ImageRecord
+from engine.images.reference import Reference
+from engine.images.store import ImageStore
 from engine.wire.containers import Config
 from engine.wire.images import ImageConfig, Platform
 
@@ -64,13 +66,31 @@ def named(name: str, options: Options) -> str:
     return options.contexts.get(context_key(name), name) if options.contexts else name
 
 
+def local(name: str, platform: Platform | None, options: Options, images: ImageStore) -> ImageRecord:
+    """The image that is here under a name, which may be that of a named context's image. Raises
+    NotFound, InvalidParameter for a malformed name.
+
+    For the classic builder a few letters of an id are a name. BuildKit would ask the registry for
+    them: another image than the one here may have this name there.
+    """
+    if is_digest(name):
+        return images.get(name)
+    return images.get(tagged(name).canonical if options.dialect.names_images else name, platform)
+
+
+def tagged(name: str) -> Reference:
+    """The reference with a tag or a digest. Raises InvalidParameter."""
+    wanted = reference.parse(name)
+    return wanted if wanted.digest else wanted.tagged()
+
+
 async def resolve(name: str, platform: Platform | None, options: Options, parts: Parts, log: Log) -> ImageRecord:
     """The image of that name, pulled if it is missing or `options.pull` asks for it."""
     record = None
     name = named(name, options)
     if not options.pull or is_digest(name):
         with contextlib.suppress(NotFound):
-            record = parts.images.get(name, None if is_digest(name) else platform)
+            record = local(name, platform, options, parts.images)
         if record is None and options.contexts:  # the result of a build that exports no image
             record = parts.images.kept.find(name)
     if record is None:
@@ -81,9 +101,7 @@ async def resolve(name: str, platform: Platform | None, options: Options, parts:
 
 
 async def _pulled(name: str, platform: Platform | None, options: Options, parts: Parts, log: Log) -> ImageRecord:
-    wanted = reference.parse(name)
-    if not wanted.digest:
-        wanted = wanted.tagged()
+    wanted = tagged(name)
     credentials = options.credentials.get(wanted.domain, NOBODY)
     try:
         pulling = await parts.remote.pull(wanted.canonical, "", credentials, platform)

@@ -24,7 +24,12 @@ _ASCII_SPACE = "\t\n\v\f\r "
 MAX_VALUE = 128 * 1024
 """Characters: programs cannot be given longer values (execve(2), MAX_ARG_STRLEN)."""
 
+MAX_ADDED = 4 << 20
+"""Characters that variables may add to the content of a heredoc, which goes into a file."""
+
 _MAX_DEPTH = 100
+_PLAIN = re.compile(r"[^$\\]+")
+"""Text of a heredoc before a variable or an escape."""
 """Variables within the words of variables, as in `${A:-${B:-c}}`."""
 
 _MAX_PATTERN = 4096
@@ -380,6 +385,7 @@ class _Expansion:
         self._variables = variables
         self._escape = escape
         self._quotes = "'\"" if quotes else ""
+        self._limit = MAX_VALUE if quotes else len(text) + MAX_ADDED
         self._shown = shown
         self._at = 0
         self._depth = 0
@@ -402,6 +408,11 @@ class _Expansion:
             if char == end:
                 self._at += 1
                 return "".join(out)
+            if not end and not self._quotes and (plain := _PLAIN.match(text, self._at)):
+                out.append(plain[0])
+                size += len(plain[0])
+                self._at = plain.end()
+                continue
             self._at += 1
             if char == "$":
                 piece = self._variable()
@@ -416,8 +427,8 @@ class _Expansion:
                 piece = char
             size += len(piece)
             out.append(piece)
-            if size > MAX_VALUE:  # `ENV A=$A$A`, a few dozen times, would exhaust memory
-                raise InvalidParameter(f"a value is longer than {MAX_VALUE} characters")
+            if size > self._limit:  # `ENV A=$A$A`, a few dozen times, would exhaust memory
+                raise InvalidParameter(f"a value is longer than {self._limit} characters")
         if end:
             raise InvalidParameter(
                 "syntax error: missing '/' in ${}" if end == "/" else f"syntax error: missing '{end}'"

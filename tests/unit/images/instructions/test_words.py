@@ -573,3 +573,11 @@ def test_heredocs_without_an_end(text: str) -> None:
 
 def test_tabs_before_lines_are_chomped() -> None:
     assert Heredoc(name="A", content="\t\ta\n b\n\tc\td\n", chomp=True).value() == "a\n b\nc\td\n"
+
+
+def test_the_content_of_a_heredoc_may_be_long() -> None:
+    variables = {"A": "x" * 1000}
+    text = "line of $A and \\$A and \\\\\n" * 4000
+    assert words.expanded_content(text, variables) == f"line of {'x' * 1000} and $A and \\\n" * 4000
+    with pytest.raises(InvalidParameter, match=f"a value is longer than {10_000 + words.MAX_ADDED} characters"):
+        words.expanded_content("$A" * 5000, {"A": "x" * 1000})
