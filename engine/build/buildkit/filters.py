@@ -39,12 +39,12 @@ class Selector(NamedTuple):
     field: str
     operator: str = ""
     value: str = ""
-    matches: Callable[[str], bool] = bool
-    """Of a pattern."""
 
 
 def parse(text: str) -> list[Selector]:
-    """The conditions of a filter. Only the first name of a field is kept: no field has more."""
+    """The conditions of a filter. Only the first name of a field is kept: no field has more.
+    Patterns are not compiled yet (`matcher`).
+    """
     return _Parser(text).selectors()
 
 
@@ -77,8 +77,7 @@ class _Parser:
             raise self._fault('expected an operator ("=="|"!="|"~=")')
         if operator not in ("==", "!=", "~="):
             raise self._fault(f"unsupported operator {quoted(operator)}", begin)
-        value = self._value(operator)
-        return Selector(field, operator, value, matcher(value) if operator == "~=" else bool)
+        return Selector(field, operator, self._value(operator))
 
     def _field(self) -> str:
         if self._peek() == '"':
@@ -132,8 +131,11 @@ class _Parser:
 
 def matcher(pattern: str) -> Callable[[str], bool]:
     """Whether a text has a place that matches. Raises InvalidParameter for a pattern beyond those
-    of the module. The time is linear in the text: each part between two `.*` has a fixed length and
-    is looked for once.
+    of the module.
+
+    The time is at most the length of the pattern times that of the text, as each part between two
+    `.*` has a fixed length and is looked for once. The GIL is kept meanwhile, so callers limit both
+    lengths.
     """
     alternatives = [_parts(each, pattern) for each in _alternatives(pattern)]
     return lambda text: any(_found(parts, text) for parts in alternatives)
@@ -142,7 +144,9 @@ def matcher(pattern: str) -> Callable[[str], bool]:
 def _alternatives(pattern: str) -> list[str]:
     """The pattern between its `|` that stand outside of classes and escapes."""
     found, begin = [], 0
-    for part in re.finditer(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\|", pattern, re.DOTALL):
+    # A class without an end goes to the end of the pattern: otherwise each `[` would be tried up to
+    # there. `_parts` refuses it.
+    for part in re.finditer(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)|\|", pattern, re.DOTALL):
         if part[0] == "|":
             found.append(pattern[begin : part.start()])
             begin = part.end()

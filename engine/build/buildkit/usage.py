@@ -12,8 +12,9 @@ Raises: InvalidParameter that names the filters.
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from engine import booleans
 from engine.build.buildkit import filters as language
@@ -24,6 +25,10 @@ from engine.errors import InvalidParameter
 
 RECORDS, DESCRIPTION = 10_000, 500
 """Entries of the cache in one message, and bytes of each description."""
+PATTERNS, MATCHED = 256, 500
+"""Characters of all patterns of a request, and of a text that patterns are compared with. They
+bound the time that one entry takes (`filters.matcher`).
+"""
 
 Condition = Callable[[Entry], bool]
 
@@ -49,14 +54,21 @@ def condition(filters: Sequence[str], asks: str = "diskusage") -> Condition:
     check_filters(characters)  # before they are read
     try:
         alternatives = [language.parse(text) for text in filters if text]
+        check_filters(characters, sum(map(len, alternatives)))
+        _check_patterns(alternatives)  # before they are compiled
+        found = [[_one(each) for each in selectors] for selectors in alternatives]
     except InvalidParameter as error:
         shown = " ".join(filters)[:300]
         raise InvalidParameter(f"failed to parse {asks} filters [{shown}]: {error.message}") from error
-    check_filters(characters, sum(map(len, alternatives)))
-    if not alternatives:
+    if not found:
         return lambda _: True
-    found = [[_one(each) for each in selectors] for selectors in alternatives]
     return lambda entry: any(all(one(entry) for one in conditions) for conditions in found)
+
+
+def _check_patterns(alternatives: Iterable[Iterable[language.Selector]]) -> None:
+    selectors = itertools.chain.from_iterable(alternatives)
+    if sum(len(each.value) for each in selectors if each.operator == "~=") > PATTERNS:
+        raise InvalidParameter(f"the patterns have more than {PATTERNS} characters")
 
 
 def _absent(_: Entry) -> str:
@@ -64,7 +76,7 @@ def _absent(_: Entry) -> str:
 
 
 def _one(selector: language.Selector) -> Condition:
-    field, operator, value, matches = selector
+    field, operator, value = selector
     flag, text = _FLAGS.get(field), _TEXTS.get(field, _absent)
     if flag is not None and not operator:
         return flag
@@ -75,7 +87,8 @@ def _one(selector: language.Selector) -> Condition:
         return lambda entry: bool(shown := text(entry)) and shown == value
     if operator == "!=":
         return lambda entry: text(entry) != value
-    return lambda entry: matches(text(entry))
+    matches = language.matcher(value) if operator else bool
+    return lambda entry: matches(text(entry)[:MATCHED])
 
 
 def prune_options(request: PruneRequest) -> PruneOptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 from hypothesis import given
@@ -64,6 +65,20 @@ def test_patterns_mean_what_regular_expressions_mean(pattern: str, text: str) ->
     except InvalidParameter:
         return  # an anchor in the middle
     assert matches(text) == (re.search(pattern.replace("$", r"\Z"), text) is not None)
+
+
+@pytest.mark.parametrize("pattern", ["[", "[.", "[^", "[]", "[\\"])
+def test_classes_without_an_end_take_linear_time(pattern: str) -> None:
+    """Ten times the length takes ten times as long, not a hundred times."""
+
+    def seconds(count: int) -> float:
+        begin = time.thread_time()
+        with pytest.raises(InvalidParameter):
+            filters.matcher(pattern * count)
+        return time.thread_time() - begin
+
+    few, many = (min(seconds(count) for _ in range(5)) for count in (1000, 10_000))
+    assert many < 40 * few
 
 
 @given(st.text(max_size=40) | st.text('ab=!~,. "/|\\', max_size=20))

@@ -67,6 +67,20 @@ def test_too_many_conditions(filters: list[str]) -> None:
     assert usage.condition(["inuse"] * 8 + ["id~=x,shared"] * 4)(REST) is False
 
 
+@pytest.mark.parametrize("filters", [["id~=" + "a" * 257], ["id~=" + "[" * 257], ["id~=/" + "a" * 128 + "/"] * 3])
+def test_too_long_patterns(filters: list[str]) -> None:
+    with pytest.raises(InvalidParameter, match="the patterns have more than 256 characters"):
+        usage.condition(filters)
+    assert usage.condition(["id~=" + "x" * 128] * 2 + ["id==" + "x" * 257])(REST) is False
+
+
+def test_patterns_see_the_begin_of_a_description() -> None:
+    """The whole may have a megabyte, and the GIL is kept while it is searched."""
+    long = REST._replace(description="a" * usage.MATCHED + "b")
+    assert usage.condition(["description~=a$"])(long) and not usage.condition(["description~=b"])(long)
+    assert usage.condition([f"description=={long.description}"])(long)
+
+
 @given(st.lists(st.text(max_size=30), max_size=4))
 def test_any_text_is_a_condition_or_refused(filters: list[str]) -> None:
     try:
