@@ -107,7 +107,7 @@ class _Parser:
             raise self._fault("quoted literal not terminated")
         try:
             return msgspec.json.decode(found, type=str)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeEncodeError):  # the latter for bytes that are not UTF-8
             raise self._fault("invalid syntax") from None
 
     def _peek(self) -> str:

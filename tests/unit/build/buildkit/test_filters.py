@@ -38,6 +38,7 @@ def test_selectors(text: str, found: list[tuple[str, str, str]]) -> None:
         ("a==/b/", "filters: parse error: [a== >|/|< b/]: expected value or quoted: invalid argument"),
         ("id~=a,type=b", 'filters: parse error: [id~=a,type >|=|< b]: unsupported operator "=": invalid argument'),
         ('a=="b', 'filters: parse error: [a== >|"|< b]: quoted literal not terminated: invalid argument'),
+        ('a=="\udcff"', 'filters: parse error: [a=="?"]: invalid syntax: invalid argument'),
         ("a==b c", "filters: parse error: [a==b  >|c|< ]: unexpected input: c: invalid argument"),
         ("a-b==c", 'filters: parse error: [a >|-|< b==c]: expected an operator ("=="|"!="|"~="): invalid argument'),
     ],
@@ -81,7 +82,11 @@ def test_classes_without_an_end_take_linear_time(pattern: str) -> None:
     assert many < 40 * few
 
 
-@given(st.text(max_size=40) | st.text('ab=!~,. "/|\\', max_size=20))
+BYTES = st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF, categories=["Cs"])
+"""Bytes that are not UTF-8, as protobuf strings have them."""
+
+
+@given(st.text(max_size=40) | st.text(st.sampled_from('ab=!~,. "/|\\') | BYTES, max_size=20))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         found = filters.parse(text)
