@@ -154,7 +154,9 @@ class Stream:
         """Bytes read since the window was last opened."""
         self._error: tuple[type[EngineError], str] | None = None
         self._ended = False
-        """The peer sends no more messages."""
+        """No more messages are read."""
+        self.half_closed = False
+        """The peer has ended its side of the stream."""
         self._readable: asyncio.Future[None] | None = None
         self._sending = asyncio.Lock()
         self.window_open = asyncio.Event()
@@ -242,7 +244,7 @@ class Stream:
 
     @property
     def receiving(self) -> bool:
-        """The peer may send more."""
+        """More messages of the peer are read."""
         return not self._ended and self._error is None
 
     def feed(self, data: bytes) -> None:
@@ -340,7 +342,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW - 65_535)
-        self._flush()
+        # the window of a stream may open below, and SETTINGS are the first frame (RFC 9113, 3.4)
+        self._write()
         if self._early:
             self.data_received(self._early)
 
@@ -480,6 +483,7 @@ class Connection(asyncio.Protocol):
         elif isinstance(event, events.StreamEnded):
             stream = self._streams.get(event.stream_id)
             if stream is not None:
+                stream.half_closed = True
                 # a client's call ends with the status in its headers or trailers
                 missing = (ServerError, "the call has ended without a status")
                 stream.finish(missing if self._handlers is None else None)
@@ -662,7 +666,7 @@ class Connection(asyncio.Protocol):
             trailers = [("grpc-status", str(status)), *([("grpc-message", text)] if text else [])]
             trailers += [("grpc-status-details-bin", more)] if more else []
             self.send_headers(number, trailers if stream.begun else [*_headers(), *trailers], last=True)
-            if stream.receiving:
+            if not stream.half_closed:
                 with contextlib.suppress(H2Error):
                     self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
                     self._flush()

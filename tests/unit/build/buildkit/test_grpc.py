@@ -275,6 +275,27 @@ def test_messages_that_are_refused(sent: bytes, status: str, apart: bool) -> Non
     assert [type(error) for error in seen] == [grpc.TooLong if status == "8" else InvalidParameter]
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_refused_call_leaves_no_stream_open(last: bool) -> None:
+    """A client may wait for the end of the stream, and MAX_CONCURRENT_STREAMS may be open."""
+
+    async def reads(stream: Stream) -> None:
+        await stream.receive()
+
+    async def act(client: Client) -> None:
+        for _ in range(3):
+            number = client.begin("/reads")
+            client.h2.send_data(number, struct.pack(">BI", 1, 0), end_stream=last)
+            await client.send()
+            assert (await client.status())["grpc-status"] == "8"
+            if not last:
+                await client.until(h2.events.StreamReset)
+        assert client.h2.open_outbound_streams == 0
+        assert not any(isinstance(event, h2.events.StreamReset) for event in client.events)
+
+    served(act, {"/reads": reads})
+
+
 def test_a_client_that_resets_its_calls_at_once() -> None:
     """Nothing of the calls stays, and the next one is answered."""
     running = []
@@ -423,6 +444,22 @@ def test_bytes_that_came_with_the_request() -> None:
         client = Client(theirs)
         client.h2 = early
         assert (await client.status())["grpc-status"] == "12"
+        theirs.close()
+        await _closed(connection)
+
+    asyncio.run(work())
+
+
+def test_settings_are_the_first_frame() -> None:
+    """Even if the padding of early DATA opens the window of its stream at once."""
+
+    async def work() -> None:
+        ours, theirs = socket.socketpair()
+        client = Client(theirs)
+        client.h2.send_data(client.begin(), framed(b"x"), end_stream=True, pad_length=3)
+        connection = await grpc.join(ours.detach(), b"", client.h2.data_to_send(), {"/echo": echo}, lambda: None)
+        frame = await asyncio.get_running_loop().sock_recv(theirs, 9)
+        assert frame[3] == 4
         theirs.close()
         await _closed(connection)
 
