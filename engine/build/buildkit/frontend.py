@@ -645,13 +645,15 @@ def _parsed(raw: bytes, chosen: Options) -> stages.Dockerfile:
 
 
 def _images_of(raw: bytes, chosen: Options) -> tuple[stages.Image, ...]:
-    """The images that a Dockerfile names; none for one that cannot be built: the build will say it.
+    """The images that a Dockerfile names, each once for a platform; none for one that cannot be
+    built: the build will say it.
 
     Blocking, for it may be large.
     """
     try:
         file = stages.replaced(_parsed(raw, chosen), lambda name: options.context_key(name) in chosen.contexts)
-        return tuple(image for stage in file.stages for image in stages.images(file, stage))
+        images = (image for stage in file.stages for image in stages.images(file, stage))
+        return tuple({(image.name, image.stage.platform): image for image in images}.values())
     except InvalidParameter:
         return ()
 

@@ -313,11 +313,17 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def images(dockerfile: Dockerfile, stage: Stage) -> Iterator[Image]:
-    """Those that a stage names itself, not those of triggers. Raises InvalidParameter."""
+    """Those that a stage names itself, not those of triggers. An image of which many instructions
+    take files is there once, at the first of them. Raises InvalidParameter.
+    """
     if stage.parent is None:
         yield Image(stage=stage, name=stage.base, line=stage.line, text=stage.text, is_base=True)
+    seen: set[str] = set()
     for instruction in stage.instructions:
         for name in origins(instruction):
+            if name in seen:
+                continue
+            seen.add(name)
             if referred(dockerfile, stage, name) is None:
                 yield Image(stage=stage, name=name, line=instruction.line, text=instruction.text)
 

@@ -186,6 +186,13 @@ def test_patterns(raw: bytes, found: tuple[str, ...]) -> None:
     assert frontend.patterns(raw) == found
 
 
+def test_images_of_a_dockerfile() -> None:
+    """Each is looked up on the event loop, so it is there once, however often the file names it."""
+    raw = b"FROM a\nCOPY --from=b x y\nCOPY --from=b x y\nFROM b\nCOPY --from=a x y\nFROM --platform=linux/386 a\n"
+    found = [(image.name, image.stage.platform) for image in frontend._images_of(raw, Options(dialect=BUILDKIT))]
+    assert found == [("a", ""), ("b", ""), ("a", "linux/386")]
+
+
 def test_registries() -> None:
     names = ("r.example:5000/base", "other.example/x", "busybox", "busybox:1", "scratch", "", "0", "sha256:" + "a" * 64)
     assert frontend.registries(names) == {"r.example:5000", "other.example", "docker.io"}

@@ -271,6 +271,14 @@ def test_a_default_is_checked_unless_the_client_gives_a_value() -> None:
             stages.check(file, "")
 
 
+def test_an_image_is_named_once_by_all_instructions_of_a_stage() -> None:
+    file = read(
+        "FROM a\nCOPY --from=b x y\nRUN --mount=from=b,target=/x --mount=from=a,target=/y z\nCOPY --from=b x y\n"
+    )
+    found = [(image.name, image.line, image.is_base) for image in stages.images(file, file.stages[0])]
+    assert found == [("a", 1, True), ("b", 2, False), ("a", 3, False)]
+
+
 def test_images_in_place_of_stages() -> None:
     file = stages.replaced(read("FROM a AS one\nRUN x\nFROM one\nRUN y\n"), lambda name: name == "one")
     first, second = file.stages
