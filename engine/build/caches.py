@@ -118,7 +118,7 @@ class Caches:
             files.remove_tree(place)
             new.rename(place)
         os.utime(place / "id")
-        (place / "uses").write_text(str(_uses(place) + 1))
+        _count_use(place)
         return data
 
     # --- prune ------------------------------------------------------------------------------------
@@ -190,11 +190,27 @@ async def named_lock(locks: dict[str, NamedLock], name: str) -> AsyncIterator[No
 
 
 def _uses(place: Path) -> int:
-    """What the file says; 0 if a crash has cut it off, or an older version has made the cache."""
+    """What the file says; 0 if it is not readable, or an older version has made the cache."""
     try:
         return int((place / "uses").read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return 0
+
+
+def _count_use(place: Path) -> None:
+    """Add a use to the file. A failure, such as a full disk, loses this use alone: the count is
+    only a statistic. The file is overwritten in place, since a count never becomes shorter.
+    """
+    count = b"%d" % (_uses(place) + 1)
+    with contextlib.suppress(OSError):
+        made = place.stat()
+        file = os.open(place / "uses", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, count)
+        finally:
+            os.close(file)
+        # In a cache of an older version the file is new, and the directory has the cache's age.
+        os.utime(place, ns=(made.st_atime_ns, made.st_mtime_ns))
 
 
 def _name(cache_id: str) -> str:

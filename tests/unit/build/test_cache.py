@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -497,6 +498,41 @@ def test_cache_mounts_are_kept_shared_and_removed(tmp_path: Path) -> None:
         for each in caches.all():
             assert await caches.remove(each.name)
         assert caches.all() == []
+
+    asyncio.run(work())
+
+
+def test_a_use_of_a_cache_mount_that_cannot_be_counted(tmp_path: Path) -> None:
+    """As on a full disk: the step has its directory, and the former count stays."""
+
+    async def work() -> None:
+        caches = Caches(tmp_path)
+        async with caches.use("a", "shared", lambda _: None, 0o755) as first:
+            pass
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            async with caches.use("a", "shared", lambda _: None, 0o755) as again:
+                pass
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert again == first and [each.uses for each in caches.all()] == [1]
+
+    asyncio.run(work())
+
+
+def test_a_cache_mount_of_an_older_version_keeps_its_age(tmp_path: Path) -> None:
+    """It has no file `uses` yet."""
+
+    async def work() -> None:
+        caches = Caches(tmp_path)
+        async with caches.use("a", "shared", lambda _: None, 0o755) as data:
+            pass
+        (data.parent / "uses").unlink()
+        os.utime(data.parent, ns=(1, 1_000_000_000))
+        async with caches.use("a", "shared", lambda _: None, 0o755):
+            pass
+        assert [(each.created, each.uses) for each in caches.all()] == [(1_000_000_000, 1)]
 
     asyncio.run(work())
 
