@@ -220,6 +220,14 @@ class _File:
         self._new.unlink(missing_ok=True)
 
 
+class _Recording(NamedTuple):
+    """Of one build."""
+
+    record: BuildHistoryRecord
+    asked: asyncio.Event
+    """A caller waits for the record, so it is written as soon as the build has ended."""
+
+
 class History:
     """One engine's."""
 
@@ -231,11 +239,8 @@ class History:
         self._limits = limits or Limits()
         self._rows: dict[str, Row] = {}
         self._active: dict[str, BuildHistoryRecord] = {}
-        self._writing: dict[str, asyncio.Task[None]] = {}
-        """Tasks of the builds that have ended, until they are recorded."""
-        self._asked = asyncio.Event()
-        """Somebody waits for the records of these."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], _Recording] = {}
+        """Of all builds, until they are recorded."""
         self._listeners: set[Listener] = set()
         self._changing = asyncio.Lock()
         self._next_settling = 0.0
@@ -258,8 +263,7 @@ class History:
     async def close(self) -> None:
         """Wait until the builds that have ended are recorded."""
         while self._tasks:
-            self._asked.set()
-            await asyncio.wait(self._tasks)
+            await _written(self._tasks)
 
     def _path(self, ref: str) -> Path:
         return self._directory / hashlib.sha256(ref.encode(errors="surrogateescape")).hexdigest()[:32]
@@ -281,10 +285,11 @@ class History:
         record = _begun(request)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         reports = progress.read_aside()
-        task = spawn(self._record(record, reports, ended, outcome), f"recording build {ref}")
+        recording = _Recording(record, asyncio.Event())
+        task = spawn(self._record(recording, reports, ended, outcome), f"recording build {ref}")
         task.add_done_callback(lambda _: reports.close())  # it may be cancelled before it begins
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = recording
+        task.add_done_callback(self._tasks.pop)
         self._active[ref] = record
         self._publish(STARTED, record)
         try:
@@ -294,17 +299,16 @@ class History:
             raise
         finally:
             record.completed = Time(*divmod(time.time_ns(), 1_000_000_000))
-            self._writing[ref] = task
             ended.set_result(None)
 
     async def _record(
         self,
-        record: BuildHistoryRecord,
+        recording: _Recording,
         reports: Reports,
         ended: asyncio.Future[None],
         outcome: Outcome,
     ) -> None:
-        ref = record.ref
+        record, ref = recording.record, recording.record.ref
         file = _File(self._path(ref))
         try:
             last: StatusResponse | None = None
@@ -314,7 +318,7 @@ class History:
                 last = report  # one turn of a thread is enough for most builds
             await ended
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._asked.wait(), QUIET)
+                await asyncio.wait_for(recording.asked.wait(), QUIET)
             async with self._changing:
                 try:
                     row = await uninterrupted(asyncio.to_thread(_completed, record, file, last, outcome))
@@ -336,19 +340,12 @@ class History:
                 await uninterrupted(asyncio.to_thread(file.close))
             if self._active.get(ref) is record:
                 del self._active[ref]
-            if self._writing.get(ref) is asyncio.current_task():
-                del self._writing[ref]
 
     # --- what is kept -----------------------------------------------------------------------------
 
     async def recent(self) -> None:
         """Wait until the builds that have ended are recorded."""
-        if self._writing:
-            self._asked.set()
-            try:
-                await asyncio.wait(list(self._writing.values()))
-            finally:
-                self._asked.clear()
+        await _written({task: each for task, each in self._tasks.items() if each.record.completed is not None})
 
     def active(self) -> list[BuildHistoryRecord]:
         """The builds that run."""
@@ -566,6 +563,14 @@ def _inputs(record: BuildHistoryRecord, outcome: Outcome) -> provenance.Inputs:
         begun=_nanoseconds(record.created),
         ended=_nanoseconds(record.completed),
     )
+
+
+async def _written(recordings: Mapping[asyncio.Task[None], _Recording]) -> None:
+    """Wait for these records, which are written now."""
+    for recording in recordings.values():
+        recording.asked.set()
+    if recordings:
+        await asyncio.wait([*recordings])
 
 
 def _nanoseconds(moment: Time) -> int:

@@ -22,6 +22,7 @@ from engine.build.buildkit.history_messages import COMPLETE, DELETED, STARTED, B
 from engine.build.buildkit.progress import Progress
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.storage.records import Change, Records
+from tests.support import PATIENCE
 
 HOUR = 3600 * 1_000_000_000
 
@@ -374,6 +375,31 @@ def test_a_ref_that_is_used_again_at_once(tmp_path: Path) -> None:
         await history.recent()
         assert not history.active()
         assert sum(len(log.message) for report in await log_of(history, "one") for log in report.logs) == 20 << 17
+
+    run(tmp_path, work)
+
+
+def test_records_that_are_asked_for_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even when another caller has got its answer meanwhile. Other records wait."""
+    monkeypatch.setattr(module, "QUIET", 1000 * PATIENCE)
+
+    async def work(history: History) -> None:
+        progresses = {ref: Progress(ref) for ref in ("first", "second", "third")}
+        callers = {}
+        for ref, progress in progresses.items():
+            with history.recorded(SolveRequest(ref=ref), progress, failed):
+                pass
+            if ref != "third":
+                callers[ref] = asyncio.create_task(history.recent())
+                await asyncio.sleep(0)
+        progresses["third"].close()
+        for ref, caller in callers.items():
+            progresses[ref].close()
+            await asyncio.wait_for(caller, 10 * PATIENCE)
+            assert history.find(ref) is not None
+        assert history.find("third") is None
+        await asyncio.wait_for(history.close(), 10 * PATIENCE)
+        assert history.find("third") is not None
 
     run(tmp_path, work)
 
