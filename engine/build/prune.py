@@ -17,14 +17,16 @@ import asyncio
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Iterable, Sequence, Set
+from typing import NamedTuple, TypeVar
 
 from engine.build.cache import StepRecord
 from engine.build.options import PruneOptions
 from engine.build.parts import Parts
 from engine.images.record import ImageRecord
 from engine.wire.build import PruneReport
+
+T = TypeVar("T")
 
 STEP, CACHE_MOUNT, CONTEXT = "regular", "exec.cachemount", "source.local"
 """BuildKit's names of the types of records."""
@@ -60,7 +62,11 @@ class Entry(NamedTuple):
 
 async def entries(parts: Parts) -> list[Entry]:
     """Everything in the cache, the least recently used first."""
-    found = [*await steps(parts), *await mounts(parts), *contexts(parts)]
+    return await _entries(parts, await _lasting(parts))
+
+
+async def _entries(parts: Parts, lasting: Set[str]) -> list[Entry]:
+    found = [*await _steps(parts, lasting), *await mounts(parts), *contexts(parts)]
     return sorted(found, key=lambda each: each.used)
 
 
@@ -90,17 +96,19 @@ def contexts(parts: Parts) -> list[Entry]:
 
 
 async def steps(parts: Parts) -> list[Entry]:
-    """Every step once, whatever keys it has. There may be many thousands: other tasks run in
-    between.
-    """
+    """Every step once, whatever keys it has."""
+    return await _steps(parts, await _lasting(parts))
+
+
+async def _steps(parts: Parts, lasting: Set[str]) -> list[Entry]:
     images = parts.images
-    lasting = _lasting(parts)
-    kept = {chain_id for record in images.index if record.id in lasting for chain_id in record.chain_ids}
+    kept: set[str] = set()
+    async for image_id in _in_turns([*lasting]):
+        if (record := images.index.find(image_id)) is not None:
+            kept.update(record.chain_ids)
     counted: set[str] = set()
     found = []
-    for number, (key, step) in enumerate(sorted(parts.cache, key=lambda each: each[1].last_used, reverse=True), 1):
-        if not number % 100:
-            await asyncio.sleep(0)
+    async for key, step in _in_turns(sorted(parts.cache, key=lambda each: each[1].last_used, reverse=True)):
         if step.same_as:
             continue
         layer = _layer(parts, step)
@@ -158,13 +166,24 @@ class Pruned(NamedTuple):
         return PruneReport(caches_deleted=[entry.id for entry in self.entries] or None, space_reclaimed=self.reclaimed)
 
 
-def _lasting(parts: Parts) -> set[str]:
+async def _in_turns(items: Sequence[T]) -> AsyncGenerator[T, None]:
+    """These items. There may be many thousands: other tasks run in between."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if not number % 100:
+            await asyncio.sleep(0)
+
+
+async def _lasting(parts: Parts) -> set[str]:
     """Ids of the images that no prune of the cache removes: those with a name or a container, those
     that no step made, and all that these were made from.
     """
-    images, found = parts.images, parts.images.needed()
-    for each in images.index:
-        record = None if parts.cache.steps_of(each.id) else each
+    images = parts.images
+    used = images.containers()
+    found: set[str] = set()
+    async for each in _in_turns([*images.index]):
+        lasts = not each.nameless or each.id in used or not parts.cache.steps_of(each.id)
+        record = each if lasts else None
         while record is not None and record.id not in found:
             found.add(record.id)
             record = images.index.find(record.parent)
@@ -176,7 +195,8 @@ async def prune(parts: Parts, options: PruneOptions) -> Pruned:
     await parts.cache.write()
     deleted: list[Entry] = []
     reclaimed = 0
-    known = await entries(parts)  # once: it reads the directories of cache mounts
+    lasting = await _lasting(parts)
+    known = await _entries(parts, lasting)  # once: it reads the directories of cache mounts
     total = _sum(known)
     keep = await _bytes_to_keep(parts, options, total)
     below: dict[str, list[Entry]] = {}
@@ -204,12 +224,9 @@ async def prune(parts: Parts, options: PruneOptions) -> Pruned:
         # They were used before the others that wait.
         waiting.extendleft(reversed(below.pop(parent, [])))
     if options.all:
-        lasting = _lasting(parts)
-        for number, entry in enumerate(known, 1):
+        async for entry in _in_turns(known):
             if keep is not None and total - reclaimed <= keep:
                 break
-            if not number % TURN:
-                await asyncio.sleep(0)
             step = parts.cache.get(entry.id)
             if step is None or step.image_id not in lasting or step.image_id in parts.cache.used:
                 continue

@@ -312,16 +312,6 @@ class ImageStore:
             going = await self._drop(record, parents=True)
         return await self._dropped(going)
 
-    def needed(self) -> set[str]:
-        """Ids of the images with a name or a container, and of those that they were made from."""
-        found: set[str] = set()
-        for first in (*(record.id for record in self.index if not record.nameless), *self._counts()):
-            record = self.index.find(first)
-            while record is not None and record.id not in found:
-                found.add(record.id)
-                record = self.index.find(record.parent)
-        return found
-
     async def delete_cached(self, image_id: str) -> bool:
         """Delete an image that the build cache no longer needs: a kept one, or one without a name,
         a container and an image made from it. False if it stays.

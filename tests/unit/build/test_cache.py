@@ -11,7 +11,7 @@ import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,11 @@ from engine.build.trees import MemoryTree
 from engine.config import Config as EngineConfig
 from engine.errors import ServerError
 from engine.images import reference
+from engine.images.index import Index
+from engine.images.record import ImageRecord
 from engine.storage.records import Change, Records
 from engine.system import files
+from engine.system.threads import cancelled
 from engine.wire.containers import Config
 from tests.support import PATIENCE
 from tests.unit.images.test_store import ONE, Stage, docker_archive
@@ -378,6 +381,43 @@ def test_prune_forgets_the_steps_below_an_image_that_no_step_made(run: Run) -> N
         pruned = await prune.prune(site.parts, PruneOptions(all=True))
         assert (len(pruned.entries), pruned.reclaimed) == (2, 0)
         assert site.kept() == set() and site.images.get(other.image_id).parent == made.image_id
+
+    run(work)
+
+
+def test_others_run_while_a_prune_walks_over_the_images(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It walks over them once."""
+
+    async def work(site: Site) -> None:
+        base = await site.base()
+        for number in range(300):
+            site.meta(base, str(number))
+        await site.cache.write()
+        walks, looks = 0, Counter[int]()
+        turns = 0
+        whole, steps_of = Index.__iter__, site.cache.steps_of
+
+        def walked(index: Index) -> Iterator[ImageRecord]:
+            nonlocal walks
+            walks += 1
+            return whole(index)
+
+        def looked(image_id: str) -> Collection[str]:
+            looks[turns] += 1
+            return steps_of(image_id)
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(Index, "__iter__", walked)
+        monkeypatch.setattr(site.cache, "steps_of", looked)
+        beside = asyncio.create_task(other())
+        await prune.prune(site.parts, PruneOptions(all=True, max_used_space=1 << 40))
+        await cancelled(beside)
+        assert walks == 1 and sum(looks.values()) >= 300 and max(looks.values()) <= 100
 
     run(work)
 
