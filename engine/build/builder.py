@@ -91,16 +91,22 @@ class Builder:
         self._sweeping: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Begin to remove what a crash has left."""
+        """Begin to remove what a crash has left, and what is too much: the last run may have ended
+        before its last collection.
+        """
         self._parts.cache.open()
         self._sweeping = spawn(self._sweep(), "removing the rest of build caches and contexts")
+        self._collector.soon()
 
     async def _sweep(self) -> None:
         await self._parts.contexts.sweep()
         await self._parts.caches.sweep()
 
     async def close(self) -> None:
-        """Write what the cache has not written yet."""
+        """End the work in the background, and write what the cache has not written yet. No build
+        runs any more.
+        """
+        await self._collector.close()
         if self._sweeping is not None:
             await cancelled(self._sweeping)
         await self._parts.contexts.close()

@@ -1,4 +1,5 @@
-"""Garbage collection of the build cache: policies, and the background task after builds.
+"""Garbage collection of the build cache: policies, and the background task after builds and at
+start.
 
 Each policy in turn removes what it chooses until the cache is as small as it says. Without policies
 in the configuration they are dockerd's: kept contexts and files of cache mounts that were not used
@@ -25,6 +26,7 @@ from engine.config import Config
 from engine.config.cache import CachePolicy, policy, size
 from engine.errors import EngineError
 from engine.system.tasks import spawn
+from engine.system.threads import cancelled
 
 RESERVED, MAX_USED, MIN_FREE = 10, 80, 20
 """Default limits in percent of the disk."""
@@ -34,7 +36,7 @@ LEAST_MOUNTS = 512_000_000
 DAY = 86_400_000_000_000
 
 QUIET = 0.2
-"""Seconds after a build's end before a collection: its client has more questions."""
+"""Seconds before a collection: after a build's end its client has more questions."""
 DISK_EVERY = 60
 """Seconds between two looks at the disk's size: clients ask for the policies in each build."""
 WALK_EVERY = 300
@@ -104,10 +106,15 @@ class Collector:
         return policies(self._parts.config, self._disk)
 
     def soon(self) -> None:
-        """A build has ended: look, and remove what is too much."""
+        """A build has ended, or the engine starts: look, and remove what is too much."""
         self._again = True
         if self._parts.config.build_gc and (self._running is None or self._running.done()):
             self._running = spawn(self._run(), "collecting garbage of the build cache")
+
+    async def close(self) -> None:
+        """End a collection, after a removal that has begun. The next start looks again."""
+        if self._running is not None:
+            await cancelled(self._running)
 
     async def _run(self) -> None:
         while self._again:

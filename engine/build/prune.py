@@ -24,6 +24,7 @@ from engine.build.cache import StepRecord
 from engine.build.options import PruneOptions
 from engine.build.parts import Parts
 from engine.images.record import ImageRecord
+from engine.system.threads import uninterrupted
 from engine.wire.build import PruneReport
 
 T = TypeVar("T")
@@ -217,7 +218,8 @@ async def prune(parts: Parts, options: PruneOptions) -> Pruned:
             record = _record(parts, step.image_id)
             parent = record.parent if record is not None else ""
             entry = entry._replace(in_use=step.image_id in parts.cache.used)
-        if not _matches(entry, options) or not await _remove(parts, entry):
+        # Not cancelled half-way: a removal changes the store, its files and the cache.
+        if not _matches(entry, options) or not await uninterrupted(_remove(parts, entry)):
             continue
         deleted.append(entry)
         reclaimed += _sum([entry])

@@ -1,23 +1,59 @@
 """Policies of the build cache: what the configuration makes of them, as dockerd 28.5.2 reports its
-own."""
+own. When the collection runs: after a start, and not beyond the builder's end.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import os
 import re
+import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.build import collection
+from engine.build.builder import Builder
 from engine.build.collection import DAY, policies
 from engine.config import Config, parse
 from engine.config.cache import CachePolicy, policy, size
 from engine.config.files import FileError
+from engine.storage.content import Content
+from tests.support import PATIENCE
+from tests.unit.build.test_cache import Site
 
 DISK = 270553174016
 """Of the disk on which dockerd was asked."""
 MOUNTS = {"type": ("source.local", "exec.cachemount")}
+
+
+class Made(Site):
+    """A store whose cache has one step, which makes a layer."""
+
+    async def __aenter__(self) -> Made:
+        await super().__aenter__()
+        step = await self.directory(await self.base(), "made")
+        self.made, self.layer = step.image_id, step.top
+        await self.cache.write()
+        return self
+
+
+@contextlib.asynccontextmanager
+async def started(root: Path) -> AsyncIterator[tuple[Builder, Made]]:
+    """A builder that has just been opened. Its policy removes everything."""
+    absent: Any = None
+    async with Made(root) as site:
+        config = Config(root=root, run=root / "run", build_policies=("all=true",))
+        builder = Builder(config, site.records, absent, site.images, absent, site.events, absent)
+        builder.open()
+        try:
+            yield builder, site
+        finally:
+            await builder.close()
 
 
 def of(builder: Any, tmp_path: Path) -> list[CachePolicy]:
@@ -151,6 +187,58 @@ def test_sizes(text: str, expected: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ValueError, match="must be a size"):
         size(text)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_cache_is_looked_at_after_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the process may have come before the collection that was due."""
+    monkeypatch.setattr(collection, "QUIET", 0)
+
+    async def work() -> None:
+        async with started(tmp_path) as (builder, _):
+            async with asyncio.timeout(10 * PATIENCE):
+                while await builder.usage():  # noqa: ASYNC110 (nothing announces it)
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(work())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_no_collection_begins_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "QUIET", 0.01)
+
+    async def work() -> None:
+        async with started(tmp_path) as (builder, _):
+            await builder.close()
+            await asyncio.sleep(0.1)
+            assert [entry.description for entry in await builder.usage()] == ["made"]
+
+    asyncio.run(work())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_end_waits_for_a_removal_that_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "QUIET", 0)
+    begun, go_on = asyncio.Event(), threading.Event()
+
+    async def work() -> None:
+        loop, delete = asyncio.get_running_loop(), Content.delete
+
+        def slow(content: Content, digest: str) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            go_on.wait(10 * PATIENCE)
+            delete(content, digest)
+
+        monkeypatch.setattr(Content, "delete", slow)
+        async with started(tmp_path) as (builder, site):
+            await asyncio.wait_for(begun.wait(), 10 * PATIENCE)
+            closing = asyncio.create_task(builder.close())
+            await asyncio.sleep(0)
+            go_on.set()
+            await closing
+            assert site.made not in site.images.index and site.snapshots.layer(site.layer) is None
+
+    asyncio.run(work())
 
 
 def test_a_policy_as_text() -> None:
