@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import time
+from collections.abc import Sequence
 
 from engine.build import prune
 from engine.build.options import PruneOptions
@@ -121,25 +122,29 @@ class Collector:
             await asyncio.sleep(QUIET)
             self._again = False
             try:
-                for chosen in await self.policies():
-                    await self._apply(options_of(chosen))
+                await self._apply(await self.policies())
             except EngineError as error:
                 _log.warning("collecting garbage of the build cache: %s", error.message)
 
-    async def _apply(self, chosen: PruneOptions) -> None:
+    async def _apply(self, chosen: Sequence[CachePolicy]) -> None:
         """Looks first: most builds leave nothing to do, and a prune reads more."""
-        parts = self._parts
+        known: list[prune.Entry] | None = None
+        for each in chosen:
+            options = options_of(each)
+            known = await self._entries() if known is None else known
+            if await prune.is_due(self._parts, options, known):
+                pruned = await prune.prune(self._parts, options)
+                known, self._next_walk = None, 0
+                if pruned.entries:
+                    _log.info("build cache: removed %d records, %d bytes", len(pruned.entries), pruned.reclaimed)
+
+    async def _entries(self) -> list[prune.Entry]:
+        """What is in the cache, with cache mounts as of the last walk."""
         now = time.monotonic()
         if now >= self._next_walk:
             self._next_walk = now + WALK_EVERY
-            self._mounts = await prune.mounts(parts)
-        known = [*self._mounts, *prune.contexts(parts), *await prune.steps(parts)]
-        if not await prune.is_due(parts, chosen, known):
-            return
-        pruned = await prune.prune(parts, chosen)
-        self._next_walk = 0
-        if pruned.entries:
-            _log.info("build cache: removed %d records, %d bytes", len(pruned.entries), pruned.reclaimed)
+            self._mounts = await prune.mounts(self._parts)
+        return [*self._mounts, *prune.contexts(self._parts), *await prune.steps(self._parts)]
 
 
 __all__ = ["Collector", "options_of", "policies"]

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from engine.build import collection
+from engine.build import collection, prune
 from engine.build.builder import Builder
 from engine.build.collection import DAY, policies
+from engine.build.parts import Parts
 from engine.config import Config, parse
 from engine.config.cache import CachePolicy, policy, size
 from engine.config.files import FileError
@@ -43,11 +44,11 @@ class Made(Site):
 
 
 @contextlib.asynccontextmanager
-async def started(root: Path) -> AsyncIterator[tuple[Builder, Made]]:
-    """A builder that has just been opened. Its policy removes everything."""
+async def started(root: Path, *chosen: str) -> AsyncIterator[tuple[Builder, Made]]:
+    """A builder with these policies that has just been opened."""
     absent: Any = None
     async with Made(root) as site:
-        config = Config(root=root, run=root / "run", build_policies=("all=true",))
+        config = Config(root=root, run=root / "run", build_policies=chosen)
         builder = Builder(config, site.records, absent, site.images, absent, site.events, absent)
         builder.open()
         try:
@@ -195,10 +196,32 @@ def test_the_cache_is_looked_at_after_a_start(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(collection, "QUIET", 0)
 
     async def work() -> None:
-        async with started(tmp_path) as (builder, _):
-            async with asyncio.timeout(10 * PATIENCE):
-                while await builder.usage():  # noqa: ASYNC110 (nothing announces it)
-                    await asyncio.sleep(0.01)
+        async with started(tmp_path, "all=true") as (builder, _):
+            assert builder._collector._running is not None
+            await asyncio.wait_for(builder._collector._running, 10 * PATIENCE)
+            assert await builder.usage() == []
+
+    asyncio.run(work())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_policies_that_remove_nothing_share_one_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "QUIET", 0)
+    looks = 0
+    steps = prune.steps
+
+    async def counted(parts: Parts) -> list[prune.Entry]:
+        nonlocal looks
+        looks += 1
+        return await steps(parts)
+
+    monkeypatch.setattr(prune, "steps", counted)
+
+    async def work() -> None:
+        async with started(tmp_path, *["max-used=1g"] * 3, "all=true", "all=true") as (builder, _):
+            assert builder._collector._running is not None
+            await asyncio.wait_for(builder._collector._running, 10 * PATIENCE)
+            assert await builder.usage() == [] and looks == 2, "and another one after a removal"
 
     asyncio.run(work())
 
@@ -208,7 +231,7 @@ def test_no_collection_begins_after_the_end(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(collection, "QUIET", 0.01)
 
     async def work() -> None:
-        async with started(tmp_path) as (builder, _):
+        async with started(tmp_path, "all=true") as (builder, _):
             await builder.close()
             await asyncio.sleep(0.1)
             assert [entry.description for entry in await builder.usage()] == ["made"]
@@ -230,7 +253,7 @@ def test_the_end_waits_for_a_removal_that_has_begun(tmp_path: Path, monkeypatch:
             delete(content, digest)
 
         monkeypatch.setattr(Content, "delete", slow)
-        async with started(tmp_path) as (builder, site):
+        async with started(tmp_path, "all=true") as (builder, site):
             await asyncio.wait_for(begun.wait(), 10 * PATIENCE)
             closing = asyncio.create_task(builder.close())
             await asyncio.sleep(0)
