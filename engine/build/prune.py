@@ -167,11 +167,11 @@ class Pruned(NamedTuple):
         return PruneReport(caches_deleted=[entry.id for entry in self.entries] or None, space_reclaimed=self.reclaimed)
 
 
-async def _in_turns(items: Sequence[T]) -> AsyncGenerator[T, None]:
-    """These items. There may be many thousands: other tasks run in between."""
+async def _in_turns(items: Sequence[T], turn: int = 100) -> AsyncGenerator[T, None]:
+    """These items. There may be many thousands: other tasks run after every `turn` of them."""
     for number, item in enumerate(items, 1):
         yield item
-        if not number % 100:
+        if not number % turn:
             await asyncio.sleep(0)
 
 
@@ -226,7 +226,7 @@ async def prune(parts: Parts, options: PruneOptions) -> Pruned:
         # They were used before the others that wait.
         waiting.extendleft(reversed(below.pop(parent, [])))
     if options.all:
-        async for entry in _in_turns(known):
+        async for entry in _in_turns(known, TURN):
             if keep is not None and total - reclaimed <= keep:
                 break
             step = parts.cache.get(entry.id)

@@ -422,6 +422,34 @@ def test_others_run_while_a_prune_walks_over_the_images(run: Run, monkeypatch: p
     run(work)
 
 
+def test_others_run_while_conditions_are_compared(run: Run) -> None:
+    """Also with entries whose images stay, which `all` looks at by themselves."""
+
+    async def work(site: Site) -> None:
+        last = await site.base()
+        for number in range(3 * prune.TURN):
+            last = site.meta(last, str(number))
+        await site.cache.write_result(last, [reference.with_tag("built", "")])
+        turns, compared = 0, Counter[int]()
+
+        def condition(_: prune.Entry) -> bool:
+            compared[turns] += 1
+            return False
+
+        async def other() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(other())
+        await prune.prune(site.parts, PruneOptions(all=True, condition=condition))
+        await cancelled(beside)
+        assert compared.total() == 3 * prune.TURN and max(compared.values()) <= prune.TURN
+
+    run(work)
+
+
 @pytest.mark.parametrize(
     ("options", "left"),
     [
