@@ -142,8 +142,9 @@ class Collector:
         """What is in the cache, with cache mounts as of the last walk."""
         now = time.monotonic()
         if now >= self._next_walk:
-            self._next_walk = now + WALK_EVERY
             self._mounts = await prune.mounts(self._parts)
+            # a walk over none takes no time
+            self._next_walk = now + WALK_EVERY if self._mounts else 0
         return [*self._mounts, *prune.contexts(self._parts), *await prune.steps(self._parts)]
 
 

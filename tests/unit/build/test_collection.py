@@ -227,6 +227,25 @@ def test_policies_that_remove_nothing_share_one_look(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_the_first_cache_mount_after_a_start_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are summed up once in a while, but not because there were none."""
+    mount = prune.Entry("a", "", prune.CACHE_MOUNT, "", 1, 0, 0, 1, False, False)
+    walks: list[list[prune.Entry]] = [[], [mount]]
+
+    async def mounts(_parts: Parts) -> list[prune.Entry]:
+        return walks.pop(0)
+
+    async def main() -> None:
+        async with Made(tmp_path) as site:
+            collector = collection.Collector(site.parts)
+            monkeypatch.setattr(prune, "mounts", mounts)
+            seen = [mount in await collector._entries() for _ in range(3)]
+            assert seen == [False, True, True] and not walks
+
+    asyncio.run(main())
+
+
 def test_no_collection_begins_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "QUIET", 0.01)
 
