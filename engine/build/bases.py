@@ -18,10 +18,11 @@ from engine.build.errors import Unresolved
 from engine.build.options import Options
 from engine.build.parts import Parts
 from engine.build.steps import base as names
-from engine.errors import EngineError, InvalidParameter, NotFound
+from engine.errors import EngineError, InvalidParameter
 from engine.images import reference
 from engine.images.archive import is_digest
 from engine.images.credentials import NOBODY
+from engine.images.registry.repository import NoManifest
 from engine.images.store import ImageStore
 from engine.wire.images import ImageConfig
 
@@ -84,8 +85,7 @@ async def _asked(image: Image, options: Options, parts: Parts) -> Base:
         return _base(await parts.remote.configuration(name, credentials, platform))
     except EngineError as error:
         shown = option.context_key(name)
-        missing = isinstance(error, NotFound) and error.message.startswith("manifest for ")
-        answer = f"{shown}: not found" if missing else error.message
+        answer = f"{shown}: not found" if isinstance(error, NoManifest) else error.message
         named = f"{name}: " if name == image.name else ""
         text = f"{named}failed to resolve source metadata for {shown}: {answer}"
         message = at_line(InvalidParameter(text), image.line, image.text).message

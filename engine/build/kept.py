@@ -769,8 +769,8 @@ class Transfer:
         }
 
     def _begin_again(self, changed: Collection[bytes]) -> None:
-        """Begin the list anew. What has arrived is known then, but files that have `changed`. In a
-        thread.
+        """Prepare for another list of the same directory. It compares files with those that have
+        arrived, except those that have `changed`. In a thread.
         """
         received = self._received.values()
         twins = {record.stat for record in _with_twins(received, received) if record.twin}

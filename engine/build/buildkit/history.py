@@ -79,8 +79,9 @@ REFERENCE = 256
 PIECE = 1 << 20
 """Bytes of a blob that are read at a time."""
 QUIET = 0.2
-"""Seconds after a build's end in which its record is written only if somebody asks for it: its
-client has more questions, and their answers would take turns with the thread that writes.
+"""Seconds from a build's end until its record is written. A caller that asks for it has it written
+at once. The client has more questions meanwhile, and the thread that writes would delay the
+answers.
 """
 SETTLED = 60.0
 BEHIND = 1000

@@ -56,6 +56,10 @@ OCI_INDEX = "application/vnd.oci.image.index.v1+json"
 ACCEPT = ", ".join((DOCKER_MANIFEST, OCI_MANIFEST, DOCKER_LIST, OCI_INDEX, "*/*;q=0.1"))
 
 
+class NoManifest(NotFound):
+    """The repository has no manifest of that tag or digest."""
+
+
 class Outgoing(Protocol):
     """A blob to upload; `digest` is valid when `chunks` has ended."""
 
@@ -153,7 +157,7 @@ class Repository:
         familiar = self._familiar()
         if error.status == 404 and error.code != "NAME_UNKNOWN":
             separator = "@" if name.startswith("sha256:") else ":"
-            return NotFound(f"manifest for {familiar}{separator}{name} not found: {error.message}")
+            return NoManifest(f"manifest for {familiar}{separator}{name} not found: {error.message}")
         words = (
             f"pull access denied for {familiar}, repository does not exist or may require 'docker login': "
             f"{error.message}"

@@ -227,7 +227,6 @@ def test_policies_that_remove_nothing_share_one_look(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_the_first_cache_mount_after_a_start_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are summed up once in a while, but not because there were none."""
     mount = prune.Entry("a", "", prune.CACHE_MOUNT, "", 1, 0, 0, 1, False, False)
@@ -246,6 +245,7 @@ def test_the_first_cache_mount_after_a_start_is_seen(tmp_path: Path, monkeypatch
     asyncio.run(main())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_no_collection_begins_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "QUIET", 0.01)
 

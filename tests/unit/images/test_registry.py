@@ -34,6 +34,7 @@ from engine.images.credentials import (
     registry_auth,
     registry_config,
 )
+from engine.images.registry.repository import NoManifest
 from engine.images.remote import Remote, Search
 from engine.wire.images import Progress
 from tests.support.images.archives import Image, Node, digest, directory, docker_archive, tar
@@ -477,8 +478,8 @@ async def _reply(raw: bytes, ask: Ask) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "headers", "kind", "text"),
     [
-        (404, b"", {}, NotFound, "not found"),
-        (404, b"<html>no</html>", {"Content_Type": "text/html"}, NotFound, "not found"),
+        (404, b"", {}, NoManifest, "not found"),
+        (404, b"<html>no</html>", {"Content_Type": "text/html"}, NoManifest, "not found"),
         (401, b"", {}, NotFound, "pull access denied"),
         (401, b"", {"WWW_Authenticate": "Basic realm=x"}, NotFound, "no basic auth credentials"),
         (403, b'{"errors":[{"code":"DENIED","message":"go away"}]}', {}, NotFound, "denied: go away"),
