@@ -227,10 +227,6 @@ class OverlaySnapshots:
             raise NotFound(f"No such layer: {chain_id}")
         return self._path(layer.number) / "diff"
 
-    def layers_on(self, parent: str) -> list[Layer]:
-        """See `Snapshots.layers_on`."""
-        return [layer for layer in self._layers.values() if layer.parent == parent]
-
     def layer_paths(self) -> list[Path]:
         """`layer_path` of every layer."""
         return [self._path(layer.number) / "diff" for layer in self._layers.values()]

@@ -79,9 +79,6 @@ class Snapshots(Protocol):
     def layer_path(self, chain_id: str) -> Path:
         """The directory of a committed layer's content, which must not be changed."""
 
-    def layers_on(self, parent: str) -> list[Layer]:
-        """The committed layers whose parent is this chain_id; "" for the lowest ones."""
-
     def layer_paths(self) -> list[Path]:
         """`layer_path` of every layer."""
 

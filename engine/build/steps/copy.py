@@ -199,7 +199,7 @@ async def _lay_out(
         root = await parts.images.snapshots.open_content(before.top)
     try:
         owner = await owners.find(stage, before, instruction.chown, root)
-        newest, size = await parts.images.layers.work(_newest_and_size, selection)
+        newest = await parts.images.layers.work(_newest, selection)
 
         def opened() -> copying.Stream:
             place = copying.destination(root, path, directory=selection.needs_directory)
@@ -214,22 +214,18 @@ async def _lay_out(
                 owns_members=dialect.owns_members,
             )
 
-        return await layer.lay_out(parts, before.document.rootfs.diff_ids, opened, claim, size=size)
+        alike = (path, instruction.chown, instruction.chmod, selection.digest, newest)
+        return await layer.lay_out(parts, before.document.rootfs.diff_ids, opened, claim, alike=alike)
     finally:
         if root >= 0:
             await uninterrupted(asyncio.to_thread(os.close, root))
 
 
-def _newest_and_size(selection: Selection) -> tuple[int, int]:
+def _newest(selection: Selection) -> int:
     """The latest time of the files: unlike the time of day, it makes the same layer of the same
-    files again, unless they stand in the Dockerfile. And their bytes. There may be a million files.
+    files again, unless they stand in the Dockerfile. There may be a million files.
     """
-    newest = size = 0
-    for piece in selection.pieces:
-        for _, entry in piece.entries:
-            newest = max(newest, entry.mtime)
-            size += entry.size
-    return newest, size
+    return max((entry.mtime for piece in selection.pieces for _, entry in piece.entries), default=0)
 
 
 __all__ = ["apply"]

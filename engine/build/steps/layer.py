@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from engine._fast.layer import apply
 from engine.build import copying
@@ -41,15 +41,16 @@ async def lay_out(
     opened: Callable[[], Stream],
     claim: Callable[[str], None],
     *,
-    size: int = -1,
+    alike: Hashable = None,
 ) -> str:
     """The diff_id of a new layer, whose tar stream `opened` opens in a thread. `below`: the
-    diff_ids under it. `size`: bytes of its files, if known.
+    diff_ids under it. `alike`: equal for two streams that are probably the same.
 
     Nothing is kept of a layer without entries, nor after a failure.
     """
     layers, parent = parts.images.layers, chain_ids(below)[-1] if below else ""
-    if any(other.size == size for other in parts.images.snapshots.layers_on(parent)):
+    earlier = parts.laid_out.find(alike)
+    if earlier is not None and parts.images.snapshots.layer(above(below, earlier)) is not None:
         # Probably the same layer again. Reading the stream costs far less than writing the files.
         diff_id = await layers.work(_digest, opened)
         chain_id = above(below, diff_id)
@@ -65,7 +66,10 @@ async def lay_out(
     if extraction.repeated:
         # Of archives that ADD has unpacked. No engine takes a layer with such a name.
         extraction = await layers.seal(ingest, parent, implied=extraction.implied)
-    return await commit(parts, below, ingest, extraction, claim)
+    diff_id = await commit(parts, below, ingest, extraction, claim)
+    if alike is not None:
+        parts.laid_out.add(alike, diff_id)
+    return diff_id
 
 
 def _digest(opened: Callable[[], Stream]) -> str:

@@ -125,9 +125,6 @@ class FakeSnapshots:
     def layer_path(self, chain_id: str) -> Path:
         return self._path(self._committed(chain_id).number) / "diff"
 
-    def layers_on(self, parent: str) -> list[Layer]:
-        return [layer for layer in self._layers.values() if layer.parent == parent]
-
     def layer_paths(self) -> list[Path]:
         return [self.layer_path(chain_id) for chain_id in self._layers]
 

@@ -25,7 +25,7 @@ from engine.build.copying import Destination, Selection, Stream, select
 from engine.build.kept import KeptContexts
 from engine.build.keys import base_key, key_of
 from engine.build.options import PruneOptions
-from engine.build.parts import Parts
+from engine.build.parts import REMEMBERED, LaidOut, Parts
 from engine.build.state import State, after, of_image
 from engine.build.steps import layer
 from engine.build.trees import MemoryTree
@@ -148,6 +148,47 @@ def test_a_step_is_known_before_it_is_written_and_after_a_restart(run: Run) -> N
 
     run(first)
     run(second)
+
+
+def test_files_that_are_known_are_read_and_others_are_written_at_once(run: Run) -> None:
+    """A large file that has changed and kept its size was read twice."""
+    opened: list[str] = []
+
+    async def work(site: Site) -> None:
+        async with site.images.claimed() as claim:
+
+            async def lay_out(content: bytes, alike: str) -> tuple[str, list[Path]]:
+                def stream() -> Stream:
+                    opened.append(alike)
+                    selection = select(MemoryTree({"f": content}), ["f"], destination_is_directory=False)
+                    return Stream(selection, Destination("f", False, ()), -1, now=1)
+
+                diff_id = await layer.lay_out(site.parts, (), stream, claim, alike=alike)
+                return diff_id, site.snapshots.layer_paths()
+
+            first = await lay_out(b"abc", "one")
+            assert await lay_out(b"abc", "one") == first
+            assert opened == ["one", "one"]
+            changed, paths = await lay_out(b"xyz", "other")
+            assert [path.joinpath("f").read_bytes() for path in paths] == [b"abc", b"xyz"]
+            assert opened[2:] == ["other"]
+            # What is remembered may be wrong: a file was changed and has its old times.
+            third, paths = await lay_out(b"123", "other")
+            assert opened[3:] == ["other", "other"]
+            assert [path.joinpath("f").read_bytes() for path in paths] == [b"abc", b"xyz", b"123"]
+            assert len({first[0], changed, third}) == 3
+
+    run(work)
+
+
+def test_only_the_latest_files_are_remembered() -> None:
+    laid_out = LaidOut()
+    for number in range(REMEMBERED + 2):
+        laid_out.add(number, f"sha256:{number}")
+        laid_out.add(0, "sha256:again")
+    assert laid_out.find(0) == "sha256:again"
+    assert laid_out.find(1) is None and laid_out.find(2) is None
+    assert laid_out.find(3) == "sha256:3"
 
 
 def test_what_was_not_written_is_gone_with_its_layers(run: Run) -> None:
