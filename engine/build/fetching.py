@@ -53,13 +53,21 @@ class Download(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def download(
-    url: str, remote: Remote, directory: Path, report: OnTransfer, *, checksum: str = "", named: bool = True
+    url: str,
+    remote: Remote,
+    directory: Path,
+    report: OnTransfer,
+    *,
+    checksum: str = "",
+    named: bool = True,
+    limit: int | None = None,
 ) -> AsyncIterator[Download]:
     """The file at `url`, for the time of the context manager.
 
     The name comes from the URL's path, or else from Content-Disposition. If neither has one, that
     is an error when `named` is set: the destination is a directory. Otherwise any name will do.
-    `checksum`: `sha256:…` that the content must have. `directory`: for temporary files.
+    `checksum`: `sha256:…` that the content must have. `directory`: for temporary files. `limit`:
+    most bytes of the file.
     """
     shown = without_password(url)
     if not is_url(url):
@@ -71,7 +79,7 @@ async def download(
     except OSError as error:
         raise ServerError(f"downloading {shown} into {directory}: {reason(error)}") from error
     try:
-        headers, size, digest, name = await _received(url, remote, spool, report, named=named)
+        headers, size, digest, name = await _received(url, remote, spool, report, named=named, limit=limit)
         if checksum not in ("", digest):
             raise InvalidParameter(f"digest mismatch {digest}: {checksum}")
         entry = Entry(path=name, mode=0o600, size=size, mtime=modified(headers) * 1_000_000_000)
@@ -88,7 +96,7 @@ def check_checksum(checksum: str) -> None:
 
 
 async def _received(
-    url: str, remote: Remote, spool: int, report: OnTransfer, *, named: bool
+    url: str, remote: Remote, spool: int, report: OnTransfer, *, named: bool, limit: int | None
 ) -> tuple[Mapping[str, str], int, str, str]:
     """Download into the file: the answer's headers, the file's size, digest and name."""
     shown = without_password(url)
@@ -102,10 +110,20 @@ async def _received(
                 if not name and named:
                     raise InvalidParameter(f"cannot determine filename from url: {shown}")
                 meter = Meter(report, "", "Downloading", document.length or 0)
-                size, digest = await _written(document.body, spool, meter)
+                body = document.body if limit is None else _bounded(document.body, limit)
+                size, digest = await _written(body, spool, meter)
                 return document.headers, size, digest, name or UNNAMED
         except ServerError as error:
             raise ServerError(f"{shown}: {without_password(error.message)}") from error
+
+
+async def _bounded(body: AsyncIterator[bytes], limit: int) -> AsyncGenerator[bytes, None]:
+    size = 0
+    async for chunk in body:
+        size += len(chunk)
+        if size > limit:
+            raise ServerError(f"larger than {limit} bytes")
+        yield chunk
 
 
 async def _written(body: AsyncIterator[bytes], spool: int, meter: Meter) -> tuple[int, str]:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import gzip
-import http.server
 import json
 import os
 import re
 import secrets
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.builds.building import build, context, exists, image, post, printed, read, refused
+from tests.support.builds.web import served
 from tests.support.engine.harness import TempEngine
 from tests.support.images.archives import Image, busybox_layer
 from tests.support.images.registry import PASSWORD, USER, Registry
@@ -349,34 +347,6 @@ def test_version(builder: TempEngine) -> None:
 
 
 # --- remote ---------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def served(files: Mapping[str, tuple[str, bytes]]) -> Iterator[str]:
-    """A server of files by path, each with its Content-Type; yields its URL."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = files.get(self.path)
-            self.send_response(200 if found else 404)
-            kind, data = found or ("text/plain", b"not here")
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.mark.own

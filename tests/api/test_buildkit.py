@@ -24,9 +24,10 @@ import pytest
 
 from tests.support import PATIENCE
 from tests.support.builds import building, sessions
-from tests.support.builds.buildx import BRIDGE, CONTROL, Build, Built, dockerfile, shown
+from tests.support.builds.buildx import BRIDGE, CONTROL, Build, Built, dockerfile, shown, web_file
 from tests.support.builds.repositories import Repository, smart
 from tests.support.builds.sessions import Caller, Failure, Node, every, field, fields
+from tests.support.builds.web import served
 from tests.support.engine import client
 from tests.support.engine.harness import TempEngine, until
 from tests.support.images import archives
@@ -936,6 +937,77 @@ def test_a_dockerfile_that_is_missing(builder: TempEngine) -> None:
 def test_what_is_refused(builder: TempEngine, given: dict[str, object], words: str) -> None:
     built = build(builder, "FROM busybox\n", **given)
     assert built.failure is not None and words in built.failure.message
+
+
+class Reading:
+    """A build whose client reads files of web servers before it says what to build."""
+
+    def __init__(self, engine: TempEngine) -> None:
+        self._build = Build(engine.socket, {}, direct=True, frontend="", exporter="")
+        self.about = {"buildkit-controlapi-buildid": self._build.ref}
+
+    def fetch(self, definition: bytes) -> str:
+        """The id of the file."""
+        answer = self._build.caller.ask(f"{BRIDGE}Solve", field(1, definition) + field(5, 1) + field(6, 1), self.about)
+        return str(fields(fields(fields(answer)[3])[3])[1].decode())
+
+    def stat(self, ref: str, path: str) -> dict[int, Any]:
+        answer = self._build.caller.ask(f"{BRIDGE}StatFile", field(1, ref) + field(2, path), self.about)
+        return fields(fields(answer)[1])
+
+    def read(self, ref: str, path: str, more: bytes = b"") -> bytes:
+        answer = self._build.caller.ask(f"{BRIDGE}ReadFile", field(1, ref) + field(2, path) + more, self.about)
+        return bytes(fields(answer).get(1, b""))
+
+    def end(self, ref: str = "") -> Built:
+        """End it with the file as its result."""
+        returned = field(1, field(3, field(1, ref))) if ref else b""
+        self._build.caller.ask(f"{BRIDGE}Return", returned, self.about)
+        return self._build.result()
+
+
+def test_a_client_reads_files_of_web_servers(builder: TempEngine) -> None:
+    """As buildx does for `--file URL`."""
+    text = b"FROM busybox\n"
+    with served({"/x": ("text/plain", text), "/big": ("text/plain", bytes(4 << 20 | 1))}) as url:
+        reading = Reading(builder)
+        ref = reading.fetch(web_file(f"{url}/x", filename="Dockerfile"))
+        stat = reading.stat(ref, "Dockerfile")
+        assert (stat[1], stat[2], stat[5]) == (b"Dockerfile", 0o600, len(text))
+        assert reading.read(ref, "/Dockerfile") == text
+        assert reading.read(ref, "Dockerfile", field(3, field(1, 5) + field(2, 4))) == b"busy"
+        other = reading.fetch(web_file(f"{url}/x", perm="0644", checksum=f"sha256:{hashlib.sha256(text).hexdigest()}"))
+        assert reading.stat(other, "x")[2] == 0o644
+        for bad, words in (
+            (web_file(f"{url}/none"), f"{url}/none: Got HTTP status code >= 400: 404"),
+            (web_file(f"{url}/big"), f"{url}/big: larger than 4194304 bytes"),
+            (web_file(f"{url}/x", checksum="x"), "invalid checksum digest format: x"),
+            (web_file(f"{url}/x", checksum=f"sha256:{'0' * 64}"), "digest mismatch"),
+            (web_file(f"{url}/x", authheadersecret="a"), "the attribute 'http.authheadersecret'"),
+            (web_file("docker-image://busybox"), "builds of LLB are not supported"),
+        ):
+            with pytest.raises(Failure, match=re.escape(words)):
+                reading.fetch(bad)
+        for path in ("x", "..", "", "Dockerfile/x"):
+            with pytest.raises(Failure, match="no such file"):
+                reading.read(ref, path)
+        with pytest.raises(Failure, match="no such result: 0"):
+            reading.stat("0", "Dockerfile")
+        built = reading.end(ref)
+    assert built.failure is None
+    assert all(vertex.done for vertex in built.vertices)
+    assert (built.vertices[0].name, built.vertices[0].error) == (f"load {url}/x", "")
+    assert "larger than" in built.vertex(f"load {url}/big").error
+
+
+def test_a_client_reads_few_files_of_web_servers(builder: TempEngine) -> None:
+    with served({"/x": ("text/plain", b"x")}) as url:
+        reading = Reading(builder)
+        for _ in range(16):
+            reading.fetch(web_file(f"{url}/x"))
+        with pytest.raises(Failure, match="at most 16 files"):
+            reading.fetch(web_file(f"{url}/x"))
+        assert reading.end().failure is None
 
 
 # --- checks and calls -----------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""`docker buildx bake` and `docker compose up --build` with the buildx and compose of each suite:
-0.13 and 2.26 of Debian trixie, 0.29 and 2.40 of forky.
+"""`docker buildx bake`, `docker build --file URL` and `docker compose up --build` with the buildx
+and compose of each suite: 0.13 and 2.26 of Debian trixie, 0.29 and 2.40 of forky.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import pytest
 
 from tests.clients import programs
 from tests.clients.conftest import Docker
+from tests.support.builds.web import served
 from tests.support.engine.harness import TempEngine
+from tests.support.images import archives
 from tests.support.nightly import nightly
 
 BAKE = """
@@ -74,6 +76,23 @@ def test_bake(docker: Docker, project: Path) -> None:
         assert docker("run", "--rm", "--network=none", image, "cat", "/base", "/word").out == f"from the base\n{word}\n"
     again = docker("buildx", "bake", "--progress=plain", "one", cwd=project).err
     assert "CACHED" in again and "ERROR" not in again
+
+
+def test_a_dockerfile_of_a_web_server(docker: Docker, tmp_path: Path) -> None:
+    """Without the .dockerignore beside it, as in Docker."""
+    (tmp_path / "file").write_text("text")
+    text = b"# syntax=docker/dockerfile:1\nFROM busybox\nCOPY file /\nCMD cat /file\n"
+    files = {
+        "/x.Dockerfile": ("text/plain", text),
+        "/x.Dockerfile.dockerignore": ("text/plain", b"file\n"),
+        "/context.tar": ("application/x-tar", archives.tar([archives.Node("file", b"text of an archive")])),
+    }
+    with served(files) as url:
+        for context, content in ((str(tmp_path), "text"), (f"{url}/context.tar", "text of an archive")):
+            docker("build", "--file", f"{url}/x.Dockerfile", "-t", "built", context)
+            assert docker("run", "--rm", "--network=none", "built").out == content
+        failed = docker("build", "--file", f"{url}/none", str(tmp_path), status=1)
+    assert f"{url}/none: Got HTTP status code >= 400: 404" in failed.err
 
 
 def test_compose_builds(docker: Docker, project: Path) -> None:

@@ -3,8 +3,8 @@ and docker compose use over `POST /grpc`.
 
 A client calls Control/Solve, which lasts as long as the build, and Control/Status beside it. It
 names the frontend in LLBBridge/Solve, and LLBBridge/Return says which result Control/Solve is to
-export. The build itself runs in Control/Solve, on the engine's own builder. A graph of operations
-(LLB) is refused.
+export. The build itself runs in Control/Solve, on the engine's own builder. Of graphs of operations
+(LLB) only those of `graphs.py` are accepted.
 
 Owns:    builds that are asked for, until their Solve ends.
 Threads: the event loop's. Not here: the frontend's options (`frontend.py`), gRPC (`grpc.py`).
@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import hashlib
 import logging
 import secrets
 import socket
@@ -28,7 +27,7 @@ import msgspec
 
 from engine import __version__
 from engine.build import options
-from engine.build.buildkit import cache_exports, details, exporting, frontend, grpc, protobuf, usage
+from engine.build.buildkit import cache_exports, details, exporting, frontend, graphs, grpc, protobuf, usage
 from engine.build.buildkit.control_messages import (
     BuildkitVersion,
     Capability,
@@ -38,28 +37,31 @@ from engine.build.buildkit.control_messages import (
     Empty,
     EvaluateRequest,
     Exporter,
+    FileRange,
     FrontendSolveRequest,
     FrontendSolveResponse,
     GCPolicy,
     HealthCheckResponse,
     InfoResponse,
-    Input,
     ListWorkersResponse,
-    Operation,
     Platform,
     PongResponse,
     PruneRequest,
+    ReadFileRequest,
+    ReadFileResponse,
     Ref,
     Result,
     ReturnRequest,
     SolveRequest,
     SolveResponse,
-    Source,
+    StatFileRequest,
+    StatFileResponse,
     StatusRequest,
     WorkerRecord,
 )
 from engine.build.buildkit.exporting import LOCAL, TAR
 from engine.build.buildkit.frontend import Builder, Files, Wanted
+from engine.build.buildkit.graphs import Fetched
 from engine.build.buildkit.grpc import Connection, Handler, Stream
 from engine.build.buildkit.grpc import request as _request
 from engine.build.buildkit.history import History, Limits
@@ -92,14 +94,17 @@ APPEAR_SECONDS = 5.0
 
 READ_SIZE = 32 << 10
 
+FILES = 16
+"""Files of URLs that one build may fetch for its client; they are in memory."""
+
 RESULTS = 1000
 """Results that are remembered after their builds."""
 
-_RESULT = "docker-image://engined.invalid/result:"
 _GATEWAY_LABEL = "org.mobyproject.buildkit.worker.moby.host-gateway-ip"
 _CAPABILITIES = (
     *("solve.base", "solve.inlinereturn", "return", "returnmap", "proto.refarray"),
     *("frontend.caps", "frontend.inputs", "reference.output", "gateway.evaluate"),
+    *("readfile", "statfile"),
 )
 _GRAPHS = (
     *("source.image", "source.local", "source.local.unique", "source.local.sessionid"),
@@ -150,7 +155,20 @@ class _Job:
         self.request = request
         self.progress = Progress(request.ref)
         self.results: set[str] = set()
+        self.files: dict[str, Fetched | None] = {}
+        """Results that are files of URLs, by id; None until they are fetched."""
         self.returned: asyncio.Future[ReturnRequest] = asyncio.get_running_loop().create_future()
+
+    def fetched(self, result_id: str) -> Fetched:
+        """The file that a result is. Raises NotFound, and Unimplemented for the result of a
+        Dockerfile.
+        """
+        if result_id in self.results:
+            raise Unimplemented("reading files of a build's result is not supported")
+        found = self.files.get(result_id)
+        if found is None:
+            raise NotFound(f"no such result: {result_id[:200]}")
+        return found
 
 
 class _Result:
@@ -209,6 +227,8 @@ class Control:
             f"{BRIDGE}Ping": self._ping,
             f"{BRIDGE}Solve": self._frontend_solve,
             f"{BRIDGE}Evaluate": self._evaluate,
+            f"{BRIDGE}StatFile": self._stat_file,
+            f"{BRIDGE}ReadFile": self._read_file,
             f"{BRIDGE}Return": self._return,
             "/grpc.health.v1.Health/Check": self._health,
             **self._history.handlers,
@@ -320,19 +340,43 @@ class Control:
         request = await _request(stream, FrontendSolveRequest)
         job = await self._job_of(stream)
         if request.definition is not None and request.definition.operations:
-            raise _no_graphs()
+            if request.frontend:
+                raise InvalidParameter("cannot solve with both Definition and Frontend specified")
+            return _answer(request, await self._fetch(job, request.definition), request.definition)
         if not request.frontend:
             return protobuf.encode(FrontendSolveResponse(result=Result()))
-        inputs = {name: _result_of(definition) for name, definition in request.inputs.items()}
+        inputs = {name: graphs.result_of(definition) for name, definition in request.inputs.items()}
         wanted = frontend.read(request.options, request.frontend, self._parts.gateway(), inputs)
         if wanted.call:
             return protobuf.encode(FrontendSolveResponse(result=Result(metadata=await self._call(job, wanted))))
         result_id = self._add(job, wanted)
-        if not request.allow_result_return:
-            return protobuf.encode(FrontendSolveResponse(old_ref=result_id))
-        named = Ref(id=result_id, definition=_definition(result_id))
-        result = Result(ref=named) if request.allow_result_array else Result(old_ref=result_id)
-        return protobuf.encode(FrontendSolveResponse(result=result))
+        return _answer(request, result_id, graphs.definition(result_id))
+
+    async def _fetch(self, job: _Job, definition: Definition) -> str:
+        """Fetch the file of a URL. Returns the result's id."""
+        wanted = graphs.web_file(definition)
+        if len(job.files) >= FILES:
+            raise InvalidParameter(f"{wanted.url[:200]}: a build fetches at most {FILES} files for its client")
+        result_id = secrets.token_hex(12)
+        job.files[result_id] = None
+        with job.progress.during(wanted.name):
+            job.files[result_id] = await graphs.fetch(
+                wanted, self._parts.builder.registries, self._parts.images.temporary
+            )
+        return result_id
+
+    async def _stat_file(self, stream: Stream) -> bytes:
+        request = await _request(stream, StatFileRequest)
+        fetched = (await self._job_of(stream)).fetched(request.ref)
+        return protobuf.encode(StatFileResponse(stat=fetched.find(request.path)))
+
+    async def _read_file(self, stream: Stream) -> bytes:
+        request = await _request(stream, ReadFileRequest)
+        fetched = (await self._job_of(stream)).fetched(request.ref)
+        part = request.range or FileRange()
+        if part.offset < 0 or part.length < 0:
+            raise InvalidParameter(f"{request.path[:200]}: a range of a file has no negative numbers")
+        return protobuf.encode(ReadFileResponse(data=fetched.read(request.path, part.offset, part.length)))
 
     def _add(self, job: _Job, wanted: Wanted) -> str:
         """Remember what is wanted. Returns the result's id."""
@@ -357,7 +401,8 @@ class Control:
     async def _evaluate(self, stream: Stream) -> bytes:
         """Build a result before the end of its build: other builds wait for it."""
         request = await _request(stream, EvaluateRequest)
-        await self._image_of(request.ref)
+        if request.ref not in (await self._job_of(stream)).files:  # those are fetched already
+            await self._image_of(request.ref)
         return b""
 
     async def _image_of(self, result_id: str) -> str:
@@ -419,7 +464,7 @@ class Control:
     async def _solve(self, stream: Stream) -> bytes:
         request = await _request(stream, SolveRequest)
         if request.definition is not None and request.definition.operations:
-            raise _no_graphs()
+            raise graphs.refusal()
         if not request.ref:
             raise InvalidParameter("the build has no reference")
         if request.ref in self._jobs:
@@ -470,7 +515,7 @@ class Control:
         """What is to be built; None for a result without content."""
         request = job.request
         if request.frontend:
-            inputs = {name: _result_of(definition) for name, definition in request.inputs.items()}
+            inputs = {name: graphs.result_of(definition) for name, definition in request.inputs.items()}
             wanted = frontend.read(request.attributes, request.frontend, self._parts.gateway(), inputs)
             if wanted.call:
                 await self._call(job, wanted)
@@ -484,6 +529,10 @@ class Control:
             raise Unimplemented("a build with several results is not supported")
         result_id = answer.ref.id if answer.ref is not None else answer.old_ref
         if not result_id:
+            return None
+        if result_id in job.files:
+            if _exporters(request):
+                raise Unimplemented("exporting a file of a URL is not supported")
             return None
         if result_id not in job.results:
             raise NotFound(f"no such result: {result_id[:200]}")
@@ -597,6 +646,15 @@ class Control:
             vertex.end()
 
 
+def _answer(request: FrontendSolveRequest, result_id: str, definition: Definition) -> bytes:
+    """Name a result in the form that the client understands."""
+    if not request.allow_result_return:
+        return protobuf.encode(FrontendSolveResponse(old_ref=result_id))
+    named = Ref(id=result_id, definition=definition)
+    result = Result(ref=named) if request.allow_result_array else Result(old_ref=result_id)
+    return protobuf.encode(FrontendSolveResponse(result=result))
+
+
 def _placed(
     words: str, wanted: Wanted, files: Files, lines: tuple[int, int] | None, several: Sequence[int] = ()
 ) -> ServerError:
@@ -651,29 +709,6 @@ def _exporters(request: SolveRequest) -> list[Exporter]:
         if exporter.type not in _EXPORTERS:
             raise Unimplemented(f"exporter {exporter.type[:100]!r} is not supported: only images, local and tar")
     return exporters
-
-
-def _definition(result_id: str) -> Definition:
-    """A graph that stands for a result: a client gives it back as an input of another build.
-    Clients demand metadata.
-    """
-    source = protobuf.encode(Operation(source=Source(identifier=_RESULT + result_id)))
-    digest = f"sha256:{hashlib.sha256(source).hexdigest()}"
-    end = protobuf.encode(Operation(inputs=[Input(digest=digest)]))
-    return Definition(operations=[source, end], metadata={digest: Empty()})
-
-
-def _result_of(definition: Definition) -> str:
-    """The result for which a graph stands. Raises Unimplemented for any other graph."""
-    for operation in definition.operations:
-        source = protobuf.decode(operation, Operation).source
-        if source is not None and source.identifier.startswith(_RESULT):
-            return source.identifier.removeprefix(_RESULT)
-    raise _no_graphs()
-
-
-def _no_graphs() -> Unimplemented:
-    return Unimplemented("builds of LLB are not supported: only the frontend dockerfile.v0")
 
 
 def _shown_policy(policy: CachePolicy) -> GCPolicy:

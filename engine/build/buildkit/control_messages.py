@@ -12,6 +12,8 @@ from typing import Annotated
 
 import msgspec
 
+from engine.build.buildkit.messages import Stat
+
 
 class Empty(msgspec.Struct):
     """A message whose fields do not matter."""
@@ -79,11 +81,17 @@ class InfoResponse(msgspec.Struct):
 # --- solving --------------------------------------------------------------------------------------
 
 
+class OperationMetadata(msgspec.Struct):
+    """pb.OpMetadata"""
+
+    description: Annotated[dict[str, str], 2] = {}
+
+
 class Definition(msgspec.Struct):
     """pb.Definition: a graph in LLB."""
 
     operations: Annotated[list[bytes], 1] = []
-    metadata: Annotated[dict[str, Empty], 2] = {}
+    metadata: Annotated[dict[str, OperationMetadata], 2] = {}
     """By digest of an operation."""
 
 
@@ -98,13 +106,19 @@ class Source(msgspec.Struct):
     """pb.SourceOp"""
 
     identifier: Annotated[str, 1] = ""
+    attributes: Annotated[dict[str, str], 2] = {}
 
 
 class Operation(msgspec.Struct):
-    """pb.Op"""
+    """pb.Op. The fields without meaning here are there to be noticed."""
 
     inputs: Annotated[list[Input], 1] = []
+    exec: Annotated[Empty | None, 2] = None
     source: Annotated[Source | None, 3] = None
+    file: Annotated[Empty | None, 4] = None
+    build: Annotated[Empty | None, 5] = None
+    merge: Annotated[Empty | None, 6] = None
+    diff: Annotated[Empty | None, 7] = None
 
 
 class Exporter(msgspec.Struct):
@@ -188,6 +202,31 @@ class ReturnRequest(msgspec.Struct):
 
 class EvaluateRequest(msgspec.Struct):
     ref: Annotated[str, 1] = ""
+
+
+class StatFileRequest(msgspec.Struct):
+    ref: Annotated[str, 1] = ""
+    path: Annotated[str, 2] = ""
+
+
+class StatFileResponse(msgspec.Struct):
+    stat: Annotated[Stat | None, 1] = None
+
+
+class FileRange(msgspec.Struct):
+    offset: Annotated[int, 1] = 0
+    length: Annotated[int, 2] = 0
+    """0 for all that follows."""
+
+
+class ReadFileRequest(msgspec.Struct):
+    ref: Annotated[str, 1] = ""
+    path: Annotated[str, 2] = ""
+    range: Annotated[FileRange | None, 3] = None
+
+
+class ReadFileResponse(msgspec.Struct):
+    data: Annotated[bytes, 1] = b""
 
 
 class Capability(msgspec.Struct):

@@ -26,7 +26,6 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -415,7 +414,7 @@ class Files:
         found = {}
         for name, source in self._wanted.named.items():
             if source.startswith(layouts.SCHEME):
-                with _vertex(progress, f"[context {name}] load image from layout"):
+                with progress.during(f"[context {name}] load image from layout"):
                     session = await self._session()
                     platform = self._wanted.options.platform
                     found[options.context_key(name)] = await layouts.load(session, source, platform, self._images)
@@ -471,7 +470,7 @@ class Files:
 
     @contextlib.asynccontextmanager
     async def _named(self, progress: Progress, name: str, directory: str) -> AsyncIterator[Tree]:
-        with _vertex(progress, f"[context {name}] load from client") as vertex:
+        with progress.during(f"[context {name}] load from client") as vertex:
             ignored = (await self._small(directory, ".dockerignore")).get(".dockerignore", b"")
             received = await self._receive(directory, ignored, vertex)
         try:
@@ -485,7 +484,7 @@ class Files:
     ) -> AsyncIterator[Tree]:
         chosen = Options(remote=url, content=_NAMED, session=self._session_id)
         async with contextlib.AsyncExitStack() as stack:
-            with _vertex(progress, f"[context {name}] {git.without_password(url)}"):
+            with progress.during(f"[context {name}] {git.without_password(url)}"):
                 tree, _ = await stack.enter_async_context(builder.context(_nothing(), chosen, log))
             yield tree
 
@@ -557,7 +556,7 @@ class Files:
         if follow == ():
             received = await self._no_files()
         else:
-            with _vertex(progress, "[internal] load build context") as vertex:
+            with progress.during("[internal] load build context") as vertex:
                 received = await self._receive(self._wanted.context, ignored, vertex, follow or ())
         try:
             yield received
@@ -580,7 +579,7 @@ class Files:
 
     async def _ignored(self, progress: Progress, own: bytes | None) -> bytes:
         """The .dockerignore of the context; `own`: that of the Dockerfile, if it has one."""
-        with _vertex(progress, "[internal] load .dockerignore") as vertex:
+        with progress.during("[internal] load .dockerignore") as vertex:
             if own is None:
                 own = (await self._small(self._wanted.context, ".dockerignore")).get(".dockerignore", b"")
             vertex.status(f"transferring context: {_size(len(own))}", complete=True)
@@ -589,7 +588,7 @@ class Files:
     async def _definition(self, progress: Progress) -> tuple[bytes, bytes | None]:
         """The client's Dockerfile, and the file of its own with what it ignores."""
         name = self._wanted.filename
-        with _vertex(progress, _definition_name(name)) as vertex:
+        with progress.during(_definition_name(name)) as vertex:
             self._definition_vertex = vertex
             found = await self._small(self._wanted.dockerfile, name, f"{name}.dockerignore", name.lower())
             raw = found.get(name, found.get(name.lower()))
@@ -666,18 +665,6 @@ def registries(images: Iterable[str]) -> set[str]:
             with contextlib.suppress(InvalidParameter):
                 found.add(reference.parse(name).domain)
     return found
-
-
-@contextlib.contextmanager
-def _vertex(progress: Progress, name: str) -> Iterator[VertexProgress]:
-    vertex = progress.vertex(name)
-    try:
-        yield vertex
-    except EngineError as error:
-        vertex.end(error.message)
-        raise
-    finally:
-        vertex.end()
 
 
 class _Counted:

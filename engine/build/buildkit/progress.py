@@ -16,6 +16,7 @@ Threads: the event loop's. Not here: the builder's reports (`build/reports.py`),
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import os
@@ -51,6 +52,7 @@ from engine.build.reports import (
     StepEnded,
     Transfer,
 )
+from engine.errors import EngineError
 
 BACKLOG = 10_000
 """Reports that are kept for clients that have not asked yet."""
@@ -169,6 +171,18 @@ class Progress:
         self._count += 1
         digest = hashlib.sha256(f"{self._ref} {self._count}".encode()).hexdigest()
         return VertexProgress(self, f"sha256:{digest}", name)
+
+    @contextlib.contextmanager
+    def during(self, name: str) -> Iterator[VertexProgress]:
+        """A vertex for the time of the context manager, which fails with it."""
+        vertex = self.vertex(name)
+        try:
+            yield vertex
+        except EngineError as error:
+            vertex.end(error.message)
+            raise
+        finally:
+            vertex.end()
 
     def report(self, report: StatusResponse) -> None:
         self._vertices.update((vertex.digest, vertex) for vertex in report.vertexes)

@@ -5,6 +5,7 @@ engine.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -189,9 +190,20 @@ class Build:
             return Built(found, shown(reports), failure, self._documents)
 
 
+def web_file(url: str, **attributes: str) -> bytes:
+    """The definition that stands for a file of a web server. A keyword `x` is the attribute
+    `http.x`.
+    """
+    named = mapping(2, {f"http.{name}": value for name, value in attributes.items()})
+    source = part(3, part(1, url) + named)
+    digest = f"sha256:{hashlib.sha256(source).hexdigest()}"
+    described = part(1, digest) + part(2, mapping(2, {"llb.customname": f"load {url}"}))
+    return part(1, source) + part(1, part(1, part(1, digest))) + part(2, described)
+
+
 def dockerfile(text: str, /, **files: bytes | sessions.Node) -> Directories:
     """A context with a Dockerfile and other files."""
     return {"dockerfile": {"Dockerfile": text.encode()}, "context": {"Dockerfile": text.encode(), **files}}
 
 
-__all__ = ["BRIDGE", "CONTROL", "Build", "Built", "Calling", "Peer", "Shown", "dockerfile", "shown"]
+__all__ = ["BRIDGE", "CONTROL", "Build", "Built", "Calling", "Peer", "Shown", "dockerfile", "shown", "web_file"]
