@@ -55,6 +55,12 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """An image has the author of the one that it begins with."""
     own_history: bool
     """The history of images is BuildKit's, so their steps are not those of the classic builder."""
+    earlier_stages: bool
+    """`--from` of COPY and `from` of mounts mean the last stage of that name in the file, which
+    must stand before. A number is an image for mounts. FROM knows a stage by the lower case of its
+    name alone. Otherwise the nearest stage before is meant, or else the first one after, which is
+    built first; mounts take numbers, and case means nothing.
+    """
     frontends: bool
     """`# syntax` names the frontend, and one that this engine does not have is refused. Otherwise
     the line is ignored.

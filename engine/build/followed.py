@@ -71,8 +71,7 @@ def _instructions(
         if place is None:
             raise InvalidParameter(f"{stage.base}: it is not known yet")
         for instruction in walk.instructions(stage, place):
-            for name in stages.origins(instruction):
-                other = stages.referred(file, stage, name)
+            for name, other in stages.sources(file, stage, instruction):
                 if other is not None and other.index not in known:  # a trigger names it
                     raise InvalidParameter(f"{name}: what it uses is not known yet")
             yield place, instruction

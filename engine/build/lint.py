@@ -41,6 +41,7 @@ from engine.images.instructions.records import (
     Healthcheck,
     Instruction,
     Label,
+    Run,
     Workdir,
 )
 from engine.images.instructions.words import Line, Unnumbered
@@ -506,11 +507,28 @@ class Check:
             once: dict[type[Instruction], int] = {}
             for instruction in walk.instructions(stage, place):
                 try:
+                    self._order(file, stage, instruction)
                     self._instruction(place, instruction, once, ignored)
                 except AtLine:
                     raise
                 except InvalidParameter as error:
                     raise lines.at_line(error, instruction.line, instruction.text) from error
+
+    def _order(self, file: Dockerfile, stage: Stage, instruction: Instruction) -> None:
+        """Refuse a source that is a later stage, unless an image replaces it."""
+        for name, other in stages.sources(file, stage, instruction):
+            replaced = other is not None and other.name and self._request.replaced(other.name)
+            if other is None or other.index < stage.index or replaced:
+                continue
+            if isinstance(instruction, Run):
+                target = next(mount.target for mount in instruction.mounts if mount.from_ == name)
+                raise InvalidParameter(
+                    f'cannot mount from stage "{name}" to "{target}", stage needs to be defined before current command'
+                )
+            own = stage.name or f"stage-{stage.index}"
+            raise InvalidParameter(
+                f'cannot copy from stage "{name}", it needs to be defined before current stage "{own}"'
+            )
 
     def _base_platform(self, stage: Stage, base: Base | None) -> None:
         wanted = stage.platform or self._request.platforms.target

@@ -521,12 +521,14 @@ class StageBuild:
         self.site.made.append((self.index, state))
 
     @contextlib.asynccontextmanager
-    async def other_root(self, name: str, log: Log, *, mapped: bool = False) -> AsyncIterator[OtherRoot]:
+    async def other_root(
+        self, name: str, log: Log, *, mount: bool = False, mapped: bool = False
+    ) -> AsyncIterator[OtherRoot]:
         """The merged root of the stage or image that `--from` or `from=` names, for the time of the
-        context. `mapped`: as for `Snapshots.mount`.
+        context. `mount`: it is that of a mount. `mapped`: as for `Snapshots.mount`.
         """
         site = self.site
-        other = stages.referred(site.dockerfile, self.stage, name)
+        other = stages.referred(site.dockerfile, self.stage, name, mount=mount)
         if other is not None:
             state = await site.stages.result_of(other.index, self.index, log)
         elif base.named(name, site.options).lower() == base.SCRATCH:

@@ -25,6 +25,7 @@ from engine.images.instructions.words import Line
 SCRATCH = "scratch"
 
 _IDENTIFIER = re.compile(r"[0-9a-f]{64}")
+_NUMBER = re.compile(r"[-+]?[0-9]{1,18}")
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,7 +149,7 @@ def _stage(
         raise InvalidParameter(f"base name ({instruction.image}) should not be blank")
     if instruction.platform and not given.platform:
         raise InvalidParameter(f"empty platform value from expression {instruction.platform}")
-    parent = named.get(given.image.lower())
+    parent = named.get(given.image if arguments.dialect.earlier_stages else given.image.lower())
     if parent is None and given.image != SCRATCH and not _IDENTIFIER.fullmatch(given.image):
         _check_reference(given.image)
     try:
@@ -198,20 +199,26 @@ def replaced(dockerfile: Dockerfile, is_image: Callable[[str], bool]) -> Dockerf
     )
 
 
-def referred(dockerfile: Dockerfile, stage: Stage, name: str) -> Stage | None:
+def referred(dockerfile: Dockerfile, stage: Stage, name: str, *, mount: bool = False) -> Stage | None:
     """The stage that `--from=name` in `stage` means, by its name or number. None: an image of that
-    name, or the build's context when it is empty.
+    name, or the build's context when it is empty. `mount`: it is `from=name` of a mount.
     """
     stages = dockerfile.stages
-    # The last earlier stage of that name; otherwise the first later one.
-    for other in (*reversed(stages[: stage.index]), *stages[stage.index :]):
+    earlier_stages = dockerfile.arguments.dialect.earlier_stages
+    for other in reversed(stages) if earlier_stages else (*reversed(stages[: stage.index]), *stages[stage.index :]):
         if other.name and other.name == name.lower():
             return other
-    if not re.fullmatch(r"[0-9]{1,9}", name):
+    if (mount and earlier_stages) or not _NUMBER.fullmatch(name):
         return None
-    if int(name) >= len(stages):
-        raise InvalidParameter(f"invalid stage index {name}")
+    if not 0 <= int(name) < len(stages):
+        raise InvalidParameter(f"invalid stage index {int(name)}")
     return stages[int(name)]
+
+
+def sources(dockerfile: Dockerfile, stage: Stage, instruction: Instruction) -> Iterator[tuple[str, Stage | None]]:
+    """The names in `origins`, and the stages that they mean in `stage`. Raises InvalidParameter."""
+    for name in origins(instruction):
+        yield name, referred(dockerfile, stage, name, mount=isinstance(instruction, Run))
 
 
 def needed(dockerfile: Dockerfile, target: str) -> tuple[Stage, ...]:
@@ -271,10 +278,8 @@ def _circular(dockerfile: Dockerfile, waiting: Sequence[int]) -> Circular:
 def _use(dockerfile: Dockerfile, stage: Stage, other: int) -> int:
     """The line that makes a stage wait for another one."""
     for instruction in stage.instructions:
-        for name in origins(instruction):
-            meant = referred(dockerfile, stage, name)
-            if meant is not None and meant.index == other:
-                return instruction.line
+        if any(meant is not None and meant.index == other for _, meant in sources(dockerfile, stage, instruction)):
+            return instruction.line
     return stage.line
 
 
@@ -292,13 +297,11 @@ def used(dockerfile: Dockerfile, stage: Stage) -> set[int]:
                 raise at_line(error, one.line, one.text) from error
             instructions.append(msgspec.structs.replace(trigger, line=stage.line, text=stage.text))
     for instruction in instructions:
-        for name in origins(instruction):
-            try:
-                other = referred(dockerfile, stage, name)
-            except InvalidParameter as error:
-                raise at_line(error, instruction.line, instruction.text) from error
-            if other is not None:
-                found.add(other.index)
+        try:
+            meant = [other for _, other in sources(dockerfile, stage, instruction)]
+        except InvalidParameter as error:
+            raise at_line(error, instruction.line, instruction.text) from error
+        found.update(other.index for other in meant if other is not None)
     return found
 
 
@@ -320,11 +323,9 @@ def images(dockerfile: Dockerfile, stage: Stage) -> Iterator[Image]:
         yield Image(stage=stage, name=stage.base, line=stage.line, text=stage.text, is_base=True)
     seen: set[str] = set()
     for instruction in stage.instructions:
-        for name in origins(instruction):
-            if name in seen:
-                continue
-            seen.add(name)
-            if referred(dockerfile, stage, name) is None:
+        for name, other in sources(dockerfile, stage, instruction):
+            if other is None and name not in seen:
+                seen.add(name)
                 yield Image(stage=stage, name=name, line=instruction.line, text=instruction.text)
 
 
@@ -360,6 +361,7 @@ __all__ = [
     "read_line",
     "referred",
     "replaced",
+    "sources",
     "target_index",
     "used",
 ]

@@ -122,7 +122,7 @@ async def _content_key(stage: StageBuild, mount: RunMount, log: Log) -> str:
     """
     if not mount.from_:
         return await _digest(stage, stage.site.context, mount.source)
-    async with stage.other_root(mount.from_, log) as root:
+    async with stage.other_root(mount.from_, log, mount=True) as root:
         if mount.type == "cache" or not mount.source:
             return root.key
         return await _digest(stage, DirectoryTree(root.descriptor), mount.source, owners=True)
@@ -164,7 +164,8 @@ async def _source(
     root, as for `Snapshots.mount`.
     """
     if mount.from_:
-        root = (await borrowed.enter_async_context(stage.other_root(mount.from_, log, mapped=mapped))).descriptor
+        other = stage.other_root(mount.from_, log, mount=True, mapped=mapped)
+        root = (await borrowed.enter_async_context(other)).descriptor
     else:
         root = await stage.site.context_directory()
 

@@ -229,3 +229,51 @@ def test_a_target_that_is_missing(target: str, meant: str) -> None:
     check = Check(b"FROM a AS build\nFROM b", Request(arguments={}, platforms=PLATFORMS, target=target))
     assert check.failure is not None
     assert check.failure.message == f'target stage "{target}" could not be found{meant}'
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        (
+            "FROM a AS first\nRUN b\nCOPY --from=Later / /\nFROM a AS later",
+            3,
+            'cannot copy from stage "Later", it needs to be defined before current stage "first"',
+        ),
+        (
+            "FROM a\nCOPY --from=1 / /\nFROM a AS x\nCMD a",
+            2,
+            'cannot copy from stage "1", it needs to be defined before current stage "stage-0"',
+        ),
+        (
+            "FROM a AS x\nRUN --mount=from=y,target=z b\nFROM a AS y",
+            2,
+            'cannot mount from stage "y" to "z", stage needs to be defined before current command',
+        ),
+        # two of a name
+        (
+            "FROM a AS x\nFROM a AS first\nCOPY --from=x / /\nFROM a AS x",
+            3,
+            'cannot copy from stage "x", it needs to be defined before current stage "first"',
+        ),
+    ],
+)
+def test_sources_that_are_later_stages(text: str, line: int, words: str) -> None:
+    findings = found(text)
+    assert (findings.error, findings.place) == (words, (line, line))
+
+
+def test_triggers_whose_source_is_a_later_stage() -> None:
+    """Nobody asks of a stage that is not built."""
+    text = "FROM a AS x\nONBUILD COPY --from=y / /\nFROM x AS z\nFROM a AS y"
+    findings = found(text, target="z", every=False)
+    assert findings.error == 'cannot copy from stage "y", it needs to be defined before current stage "z"'
+    assert findings.place == (3, 3) and not found(text).error
+
+
+def test_an_image_may_stand_for_a_later_stage() -> None:
+    text = "FROM a\nCOPY --from=x / /\nRUN --mount=from=x,target=/y b\nFROM a AS x"
+    assert found(text).error and not found(text, replaced=lambda name: name == "x").error
+
+
+def test_a_later_stage_is_no_source_only_where_it_is_needed() -> None:
+    assert not found("FROM a\nCOPY --from=x / /\nFROM a AS x", every=False).error

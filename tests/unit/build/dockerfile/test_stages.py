@@ -164,6 +164,29 @@ def test_what_a_from_means() -> None:
         assert (other.index if other else None) == index
 
 
+def test_what_a_from_means_to_buildkit() -> None:
+    """The last stage of a name, and mounts take no numbers."""
+    document = lines.parse(b"FROM a AS x\nFROM b\nCOPY --from=X / /\nFROM c AS y\nFROM d AS x\n")
+    found = stages.read(document, {}, PLATFORMS, dialect=BUILDKIT)
+    second = found.stages[1]
+    for name, index in (("x", 3), ("X", 3), ("0", 0), ("00", 0), ("+3", 3), ("y", 2), ("busybox", None), ("", None)):
+        other = stages.referred(found, second, name)
+        assert (other.index if other else None) == index
+    for name, index in (("x", 3), ("Y", 2), ("0", None), ("-1", None)):
+        other = stages.referred(found, second, name, mount=True)
+        assert (other.index if other else None) == index
+    for name in ("4", "-1", "12345678901"):
+        with pytest.raises(InvalidParameter, match=f"^invalid stage index {name}$"):
+            stages.referred(found, second, name)
+
+
+def test_the_case_of_names_of_stages() -> None:
+    assert read("FROM a AS Foo\nFROM Foo").stages[1].parent == 0
+    assert stages.read(lines.parse(b"FROM a AS Foo\nFROM foo"), {}, PLATFORMS, dialect=BUILDKIT).stages[1].parent == 0
+    with pytest.raises(InvalidParameter, match=r"repository name \(library/Foo\) must be lowercase"):
+        stages.read(lines.parse(b"FROM a AS foo\nFROM Foo"), {}, PLATFORMS, dialect=BUILDKIT)
+
+
 def test_arguments_are_those_of_all_stages() -> None:
     found = read("ARG a\nFROM x AS one\nARG b\nFROM y\nARG c", a="1", b="2", c="3", d="4", http_proxy="5")
     assert found.arguments.unconsumed() == ["d"]
