@@ -404,6 +404,16 @@ class Destination(NamedTuple):
     """
 
 
+class NotDirectory(InvalidParameter):
+    """A file is where a directory is needed."""
+
+    def __init__(self, message: str, path: str, below: str = "") -> None:
+        """`path`: of the file. `below`: of what was asked for in it; empty for the file itself."""
+        super().__init__(message)
+        self.path = path
+        self.below = below
+
+
 def destination(root: int, path: str, *, directory: bool = False) -> Destination:
     """Look up an absolute `path` in the root with the descriptor `root`; -1 for an empty root.
 
@@ -424,9 +434,9 @@ def destination(root: int, path: str, *, directory: bool = False) -> Destination
         mode = None if root < 0 or missing else _mode(root, at)
         if mode is not None and not stat.S_ISDIR(mode):
             if end < len(names):
-                raise InvalidParameter(f"mkdir /{at}: not a directory")
+                raise NotDirectory(f"mkdir /{at}: not a directory", f"/{at}", f"/{at}/{names[end]}")
             if directory:
-                raise InvalidParameter(f"cannot copy to non-directory: /{at}")
+                raise NotDirectory(f"cannot copy to non-directory: /{at}", f"/{at}")
         elif mode is not None and end == len(names):
             directory = True
         elif mode is None and (end < len(names) or directory):

@@ -32,7 +32,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     go into a directory if it exists or the first source is one, and else the last one stays.
     """
     users_workdir: bool
-    """Directories that WORKDIR makes belong to USER, not to root. Its path is cleaned."""
+    """Directories that WORKDIR makes belong to USER, not to root. Its path is cleaned. A file in
+    its way is named with the system call that meets it.
+    """
     lenient_owners: bool
     """Names in --chown that the image does not list mean root. Otherwise they are refused."""
     keeps_volumes: bool
@@ -81,6 +83,10 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """`FROM scratch` is an image, even without a step. Its working directory is `/`."""
     whole_arrays: bool
     """What follows a JSON array in its line makes the line a command for the shell."""
+    bare_run: bool
+    """RUN without a command is one without words for the shell, and an empty array is refused.
+    Otherwise the first is refused, and the second does nothing.
+    """
     sandboxes: bool
     """RUN sees of the engine's own files what BuildKit shows (`extra_mounts.Sandbox`), and no mark
     of a container. Otherwise its containers are like any other.

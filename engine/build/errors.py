@@ -10,11 +10,12 @@ from engine.errors import InvalidParameter, ServerError
 class StepFailed(ServerError):
     """A RUN step failed. Clients read its exit code in `errorDetail`."""
 
-    def __init__(self, message: str, code: int, command: str = "") -> None:
-        """`command`: the one that ended with this code; empty if none was started."""
+    def __init__(self, message: str, code: int, command: str, *, started: bool = True) -> None:
+        """`command`: the one that ended with this code, or that was not `started`."""
         super().__init__(message)
         self.exit_code = code
         self.command = command
+        self.started = started
 
 
 class AtLine(InvalidParameter):

@@ -166,7 +166,7 @@ def check_commit(checksum: str) -> str:
     Raises InvalidParameter.
     """
     if not _COMMIT.match(checksum):
-        raise InvalidParameter(f"invalid checksum of a Git repository: {checksum}"[:300])
+        raise InvalidParameter(f"invalid checksum {checksum[:200]} for Git URL, expected hex commit hash")
     return checksum
 
 

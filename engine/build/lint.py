@@ -617,7 +617,7 @@ class Check:
                     f"Defined protocol '{port}' in EXPOSE instruction should be lowercase",
                     instruction.line,
                 )
-            if ":" in port:
+            if port.rpartition(":")[0]:
                 self._warn(
                     EXPOSE_INVALID_FORMAT,
                     f"EXPOSE instruction should not define an IP address or host-port mapping, found '{port}'",

@@ -13,7 +13,9 @@ from __future__ import annotations
 import posixpath
 
 from engine.build import git
+from engine.build.fetching import check_checksum
 from engine.build.options import Options
+from engine.build.remote import is_url
 from engine.build.trees import source_path
 from engine.errors import InvalidParameter
 from engine.images.archive import ARCHITECTURE
@@ -29,17 +31,24 @@ def check(instruction: Instruction, directory: str, options: Options) -> None:
     match instruction:
         case Run():
             for mount in instruction.mounts:
-                if (mount.target or mount.type not in ("secret", "ssh")) and mount_target(mount, directory) == "/":
-                    raise InvalidParameter('RUN --mount: invalid mount target "/"')
+                is_file = mount.type in ("secret", "ssh")
+                if (mount.target or not is_file) and mount_target(mount, directory) == "/":
+                    kind = f"type {mount.type.upper()} for /" if is_file else 'target "/"'
+                    raise InvalidParameter(f"invalid mount {kind}")
         case Copy() | Add():
             _check_sources(instruction, options)
 
 
 def _check_sources(instruction: Copy | Add, options: Options) -> None:
     name = "ADD" if isinstance(instruction, Add) else "COPY"
-    for source in instruction.sources if instruction.checksum else ():
-        if "://" not in source and git.source_of_add(source) is None:
-            raise InvalidParameter(f"{name} --checksum: {source}: only a URL or a repository can have a checksum")
+    if instruction.checksum:
+        if len(instruction.sources) != 1:
+            raise InvalidParameter("checksum can't be specified for multiple sources")
+        is_repository = git.source_of_add(instruction.sources[0]) is not None
+        if not is_repository and not is_url(instruction.sources[0]):
+            raise InvalidParameter("checksum requires HTTP(S) or Git sources")
+        if not is_repository:
+            check_checksum(instruction.checksum)
     for heredoc in instruction.heredocs:
         if not source_path(heredoc.name, rooted=options.dialect.rooted_sources):
             raise InvalidParameter(f"{name} <<{heredoc.name}: this is not the name of a file")
@@ -51,6 +60,8 @@ def permit(instruction: Instruction, architecture: str, options: Options) -> Non
     """
     if not isinstance(instruction, Run):
         return
+    if instruction.command == () and options.dialect.bare_run:
+        raise InvalidParameter("arguments are required")
     if instruction.security != "sandbox":
         raise InvalidParameter(f"RUN --security={instruction.security} is not supported: the sandbox cannot be left")
     if instruction.network == "host" and options.host.network_mode != "host" and not options.grants_host_network:

@@ -74,8 +74,17 @@ def test_names_that_the_image_does_not_list(builder: TempEngine, names: str, own
         classic(builder, text)
 
 
+def test_run_of_nothing(builder: TempEngine) -> None:
+    assert classic(builder, "FROM busybox\nRUN []\nLABEL a=b\n")
+    with pytest.raises(AssertionError, match="RUN requires at least one argument"):
+        classic(builder, "FROM busybox\nRUN\n")
+    assert buildx(builder, "FROM busybox\nRUN\n").failure is None
+    failed = buildx(builder, "FROM busybox\nRUN []\n")
+    assert failed.failure is not None and failed.failure.message == "arguments are required"
+
+
 def test_what_run_writes_below_a_volume(builder: TempEngine) -> None:
-    text = "FROM busybox\nVOLUME /v\nRUN []\nRUN mkdir -p /v && echo data >/v/a\n"
+    text = "FROM busybox\nVOLUME /v\nRUN mkdir -p /v && echo data >/v/a\n"
     text += "RUN cat /v/a 2>/dev/null || echo nothing\n"
     assert printed(buildx(builder, text)) == b"data\n"
     assert "nothing" in classic(builder, text)

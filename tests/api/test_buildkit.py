@@ -726,6 +726,15 @@ def test_a_long_command_that_fails(builder: TempEngine) -> None:
         ("FROM busybox\nCOPY nothing /\n", "nothing"),
         ("# syntax=my/frontend:1\nFROM busybox\n", "my/frontend:1"),
         ("FROM busybox\nRUN --mount=type=secret,id=t,required=true true\n", "secret t: not found"),
+        (
+            "FROM busybox\nUSER nosuch\nRUN id\n",
+            'process "/bin/sh -c id" did not complete successfully: unable to find user nosuch: '
+            "no matching entries in passwd file",
+        ),
+        ("FROM busybox\nRUN echo >/f\nWORKDIR /f\n", "mkdir /f: not a directory"),
+        ("FROM busybox\nRUN echo >/f && ln -s /f /l\nWORKDIR /l/x/y\n", "lstat /f/x: not a directory"),
+        ("FROM busybox\nRUN ln -s /l /l\nWORKDIR /l\n", "too many links"),
+        ("FROM busybox\nRUN []\n", "arguments are required"),
     ],
 )
 def test_dockerfiles_that_fail(builder: TempEngine, text: str, words: str) -> None:
@@ -741,7 +750,7 @@ def test_dockerfiles_that_fail(builder: TempEngine, text: str, words: str) -> No
         ("WORKDIR /a\nRUN --mount=type=bind,target=.. true", 'invalid mount target "/"', (5, 5)),
         ("RUN --network=host true", "RUN --network=host is not allowed", (4, 4)),
         ("RUN --security=insecure true", "RUN --security=insecure is not supported", (4, 4)),
-        ("ARG SUM=sha256:1\nADD --checksum=$SUM file /", "only a URL or a repository can have a checksum", (5, 5)),
+        ("ARG SUM=sha256:1\nADD --checksum=$SUM file /", "checksum requires HTTP(S) or Git sources", (5, 5)),
         ("COPY <<.. /x\n..", "COPY <<..: this is not the name of a file", (4, 5)),
         ("ARG PORT=x\nEXPOSE $PORT", "invalid containerPort: x", (5, 5)),
         ("FROM --platform=linux/s390x scratch AS t\nCOPY file /\nRUN true", "this one is for s390x", (6, 6)),
@@ -759,6 +768,16 @@ def test_what_is_wrong_for_certain_stops_before_the_context(
     assert not {"[internal] load .dockerignore", "[internal] load build context"}.intersection(
         vertex.name for vertex in built.vertices
     )
+
+
+def test_run_without_a_command(builder: TempEngine) -> None:
+    """The shell has nothing to do, as with BuildKit."""
+    built = build(builder, f"FROM busybox\nENV word={unique()}\nRUN\nRUN --network=none\n")
+    assert built.failure is None, built.failure
+    names = [vertex.name for vertex in built.vertices if "RUN" in vertex.name]
+    assert names == ["[2/3] RUN", "[3/3] RUN --network=none"]
+    history = builder.request("GET", f"/v1.24/images/{built.image_id}/history").json()
+    assert [each["CreatedBy"] for each in history[:2]] == ["RUN /bin/sh -c  # buildkit"] * 2
 
 
 def test_a_target_that_is_missing(builder: TempEngine) -> None:
@@ -981,7 +1000,7 @@ def test_a_client_reads_files_of_web_servers(builder: TempEngine) -> None:
         for bad, words in (
             (web_file(f"{url}/none"), f"{url}/none: Got HTTP status code >= 400: 404"),
             (web_file(f"{url}/big"), f"{url}/big: larger than 4194304 bytes"),
-            (web_file(f"{url}/x", checksum="x"), "invalid checksum digest format: x"),
+            (web_file(f"{url}/x", checksum="x"), "invalid checksum digest format"),
             (web_file(f"{url}/x", checksum=f"sha256:{'0' * 64}"), "digest mismatch"),
             (web_file(f"{url}/x", authheadersecret="a"), "the attribute 'http.authheadersecret'"),
             (web_file("docker-image://busybox"), "builds of LLB are not supported"),

@@ -690,9 +690,10 @@ def _failure(job: _Job, error: BaseException) -> tuple[int, str, bytes]:
 
 def _words(error: EngineError) -> str:
     """The failure of a command in BuildKit's words, and other messages as they are."""
-    if not isinstance(error, StepFailed) or not error.command:
+    if not isinstance(error, StepFailed):
         return error.message
-    return f"process {quoted(error.command)} did not complete successfully: exit code: {error.exit_code}"
+    why = f"exit code: {error.exit_code}" if error.started else error.message
+    return f"process {quoted(error.command)} did not complete successfully: {why}"
 
 
 def _exporters(request: SolveRequest) -> list[Exporter]:

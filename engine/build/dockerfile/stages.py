@@ -135,7 +135,10 @@ def check(dockerfile: Dockerfile, target: str) -> None:
 def read_line(line: Line, escape: str, dialect: Dialect) -> Instruction:
     """The instruction of one line. Raises AtLine."""
     try:
-        return records.read(msgspec.structs.replace(line, whole_arrays=dialect.whole_arrays), escape)
+        instruction = records.read(msgspec.structs.replace(line, whole_arrays=dialect.whole_arrays), escape)
+        if isinstance(instruction, Run) and instruction.command == "" and not dialect.bare_run:
+            raise InvalidParameter("RUN requires at least one argument")
+        return instruction
     except InvalidParameter as error:
         raise at_line(error, line.number, line.original) from error
 

@@ -128,7 +128,10 @@ async def _make_directory(stage: StageBuild, before: State, path: str, user: str
     try:
         place = await asyncio.to_thread(copying.destination, root, path, directory=True)
     except InvalidParameter as error:
-        raise InvalidParameter(f"Cannot mkdir: {path} is not a directory") from error
+        words = f"Cannot mkdir: {path} is not a directory"
+        if stage.site.options.dialect.users_workdir:
+            words = _obstacle(error)
+        raise InvalidParameter(words) from error
     if not place.missing:
         return ""
     # A later RUN may add the user.
@@ -138,6 +141,13 @@ async def _make_directory(stage: StageBuild, before: State, path: str, user: str
         return copying.Stream(_NOTHING, place, root, owner=owner, now=time.time_ns(), epoch=stage.site.epoch)
 
     return await layer.lay_out(stage.site.parts, before.document.rootfs.diff_ids, opened, claim)
+
+
+def _obstacle(error: InvalidParameter) -> str:
+    """Why a directory cannot be made, as BuildKit says it."""
+    if not isinstance(error, copying.NotDirectory):
+        return "too many links"
+    return f"{f'lstat {error.below}' if error.below else f'mkdir {error.path}'}: not a directory"
 
 
 __all__ = ["apply"]

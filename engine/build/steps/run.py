@@ -47,7 +47,7 @@ async def apply(stage: StageBuild, instruction: Run, log: Log) -> None:
     """Carry out the instruction, whose variables are replaced."""
     before, config = stage.state, stage.state.config
     _check(stage, instruction)
-    if not instruction.command:  # RUN [], which Docker accepts
+    if instruction.command == ():  # RUN [], which Docker's classic builder accepts
         return
     command, content = records.script(instruction)
     script = None if content is None else (str(command), content)
@@ -217,9 +217,9 @@ class _Container:
         else:
             with contextlib.suppress(NotFound):  # removed by a client
                 await uninterrupted(self._parts.containers.keep(container))
-        if failure is not None:
-            raise StepFailed(failure.message, code) from failure
         command = " ".join(self._config.cmd or ())
+        if failure is not None:
+            raise StepFailed(failure.message, code, command, started=False) from failure
         raise StepFailed(f"The command '{command}' returned a non-zero code: {code}", code, command)
 
     async def _changes(self, container: Container, claim: Callable[[str], None]) -> str:

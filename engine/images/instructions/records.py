@@ -10,6 +10,7 @@ Raises: InvalidParameter in the words of Docker, without the line's number.
 from __future__ import annotations
 
 import functools
+import ipaddress
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
@@ -437,8 +438,6 @@ def _command(line: Line) -> tuple[str, ...] | str:
 def _run(line: Line, escape: str) -> Run:
     flags = _flags(line)
     command = _command(line)
-    if command == "":
-        raise InvalidParameter("RUN requires at least one argument")
     network, security = flags.get("network", "default"), flags.get("security", "sandbox")
     if network not in ("default", "none", "host"):
         raise InvalidParameter(f'invalid network mode "{network}"')
@@ -669,7 +668,9 @@ def _retries(value: str) -> int:
 
 
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
+_DURATION = re.compile(r"([0-9]*)(?:\.([0-9]*))?([^0-9.]*)")
+_LONGEST_DURATION = 100
+"""Characters."""
 
 
 def _duration(name: str, flags: Mapping[str, Any]) -> int:
@@ -677,19 +678,27 @@ def _duration(name: str, flags: Mapping[str, Any]) -> int:
     value = flags.get(name, "")
     if value in ("", "0", "+0", "-0"):
         return 0
-    unsigned = value[1:] if value[0] in "+-" else value
-    if not re.fullmatch(rf"(?:{_DURATION.pattern})+", unsigned) or len(unsigned) > 100:
-        raise InvalidParameter(f'time: invalid duration "{value}"'[:300])
     total = 0
-    for number, unit in _DURATION.findall(unsigned):
-        whole, _, fraction = number.partition(".")
+    invalid = InvalidParameter(f'time: invalid duration "{value}"'[:300])
+    rest = value[1:] if value[0] in "+-" else value
+    if not rest or len(rest) > _LONGEST_DURATION:
+        raise invalid
+    while rest:
+        found = _DURATION.match(rest)
+        assert found is not None, rest
+        whole, fraction, unit = found[1], found[2] or "", found[3]
+        if not whole and not fraction:
+            raise invalid
+        if not unit:
+            raise InvalidParameter(f'time: missing unit in duration "{value}"')
+        if unit not in _UNITS:
+            raise InvalidParameter(f'time: unknown unit "{unit}" in duration "{value}"')
         total += int(whole or 0) * _UNITS[unit] + int(fraction or 0) * _UNITS[unit] // 10 ** len(fraction)
-    if total and value[0] == "-":
-        raise InvalidParameter(f'Interval "{name}" cannot be less than 1ms')
-    if 0 < total < 10**6:
-        raise InvalidParameter(f'Interval "{name}" cannot be less than 1ms')
+        rest = rest[found.end() :]
     if total >= 1 << 62:
-        raise InvalidParameter(f'time: invalid duration "{value}"')
+        raise invalid
+    if total and (value[0] == "-" or total < 10**6):
+        raise InvalidParameter(f'Interval "{name}" cannot be less than 1ms')
     return total
 
 
@@ -720,20 +729,48 @@ _READERS: dict[str, Callable[[Line, str], Instruction]] = {
 
 def ports_of(text: str) -> list[str]:
     """`80`, `80-81/udp` as `80/tcp`, `80/udp` and `81/udp`. An address and a host port before it
-    (`127.0.0.1:8080:80`) are left out, as Docker does.
+    (`127.0.0.1:8080:80`) are checked and left out, as Docker does.
     """
-    ports, _, protocol = text.rpartition(":")[2].partition("/")
-    protocol = protocol.lower()
-    match = _PORTS.fullmatch(ports)
-    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if match is None or not 0 < first <= last <= 65535:
-        raise InvalidParameter(f"invalid containerPort: {text}"[:300])
-    if protocol not in ("", "tcp", "udp", "sctp"):
+    before, _, last = text.rpartition(":")
+    address, _, host_ports = before.rpartition(":")
+    ports, _, protocol = last.partition("/")
+    if not ports:
+        raise InvalidParameter(f'invalid port: "{text}": no port specified'[:300])
+    if protocol.lower() not in ("", "tcp", "udp", "sctp"):
         raise InvalidParameter(f'invalid port: "{text}": invalid proto: {protocol}'[:300])
-    return [f"{port}/{protocol or 'tcp'}" for port in range(first, last + 1)]
+    _check_address(address)
+    found = _port_range(ports)
+    if found is None:
+        raise InvalidParameter(f"invalid containerPort: {ports}"[:300])
+    if host_ports:
+        host = _port_range(host_ports)
+        if host is None:
+            raise InvalidParameter(f"invalid hostPort: {host_ports}"[:300])
+        if len(host) != len(found) != 1:
+            raise InvalidParameter(
+                f"invalid ranges specified for container and host Ports: {ports} and {host_ports}"[:300]
+            )
+    return [f"{port}/{protocol.lower() or 'tcp'}" for port in found]
 
 
-_PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
+def _check_address(address: str) -> None:
+    """Raises InvalidParameter unless it is empty or an address, of IPv6 in brackets."""
+    bare = address[1:-1] if address.startswith("[") and address.endswith("]") else address
+    try:
+        ipaddress.ip_address(bare or "::")
+    except ValueError as error:
+        raise InvalidParameter(f"invalid IP address: {bare}"[:300]) from error
+
+
+def _port_range(text: str) -> range | None:
+    """The ports of `80` or `80-81`; None if these are none."""
+    match = _PORTS.fullmatch(text)
+    if match is None or not int(match[1]) <= int(match[2] or match[1]) <= 65535:
+        return None
+    return range(int(match[1]), int(match[2] or match[1]) + 1)
+
+
+_PORTS = re.compile(r"\+?([0-9]{1,10})(?:-\+?([0-9]{1,10}))?")
 
 
 def check_signal(text: str) -> None:

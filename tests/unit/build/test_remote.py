@@ -468,8 +468,13 @@ def test_checksums(tmp_path: Path) -> None:
 
     run(work)
     check_checksum(right)
-    for bad in ("x", "sha256:", "sha256:" + "0" * 63, "sha512:" + "0" * 128, right.upper(), right + "\n"):
-        with pytest.raises(InvalidParameter, match="invalid checksum digest format"):
+    for bad, words in (
+        *((text, "invalid checksum digest format") for text in ("x", ":", "sha256:", "a+:b", right.upper())),
+        *((text, "invalid checksum digest format") for text in (right + "\n", f"sha256:{'g' * 64}")),
+        *((text, "invalid checksum digest length") for text in (right[:-1], "sha256:g")),
+        *((text, "unsupported digest algorithm") for text in ("md5:0", f"sha512:{'0' * 128}", "a+b:z")),
+    ):
+        with pytest.raises(InvalidParameter, match=f"^{words}$"):
             check_checksum(bad)
 
 

@@ -114,6 +114,7 @@ def test_needed(text: str, target: str, expected: list[int]) -> None:
         ("FROM a\n\nFOO b", "dockerfile parse error on line 3: unknown instruction: FOO"),
         ("FROM a\nENV \\\n  b", "dockerfile parse error on line 2: ENV must have two arguments"),
         ("FROM a\nENV b=c d", 'dockerfile parse error on line 2: ENV: Syntax error - can\'t find = in "d".'),
+        ("FROM a\nRUN ", "dockerfile parse error on line 2: RUN requires at least one argument"),
         ("FROM a\nRUN --x y", "dockerfile parse error on line 2: RUN: unknown flag: --x"),
         (
             "FROM a\nUSER ${b",
