@@ -11,6 +11,7 @@ emulation, which is about ten times slower; ENGINED_TEST_PATIENCE then scales th
     python -m tests.vm [PART …]        parts: see PARTS; default all
     python -m tests.vm --suite trixie  Debian 13; default bookworm, Debian 12
     python -m tests.vm --jobs 2 …      so many machines at once
+    python -m tests.vm --uml …         User-Mode Linux in place of QEMU: see tests/vm/uml.py
     python -m tests.vm --build         only the disk image
     python -m tests.vm --built …       with the disk image of an earlier call, and its checkout
     python -m tests.vm -- ARGUMENTS    one part: pytest with these arguments
@@ -29,6 +30,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.vm import uml
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
@@ -75,8 +78,8 @@ PARTS = {
 }
 """The parts of the tests. Each takes an hour at most under emulation."""
 
-EMULATION_PATIENCE = 10
-KVM_PATIENCE = 2
+PATIENCE = {"KVM": 2, "UML": 5, "emulation": 10}
+"""What the tests' waits are multiplied by."""
 
 EMULATED_KERNEL = "tsc=reliable mitigations=off"
 """Kernel parameters. Without the first, each look at the clock is a call of an emulated device."""
@@ -86,6 +89,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.vm", description="The tests in a virtual machine.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} [all]")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="machines at once [1]")
+    parser.add_argument("--uml", action="store_true", help="User-Mode Linux in place of QEMU")
+    parser.add_argument("--cores", type=int, metavar="N", help="processors of a machine [2 at least; with --uml 1]")
     parser.add_argument("--suite", choices=SUITES, default="bookworm", help="Debian's release [bookworm]")
     image = parser.add_mutually_exclusive_group()
     image.add_argument("--build", action="store_true", help="only build the disk image")
@@ -99,13 +104,14 @@ def main() -> int:
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
     if os.geteuid() != 0:
         parser.error("must run as root: mmdebstrap makes a root file system with its owners")
-    machine = Machine(chosen.suite)
+    machine = Machine(chosen.suite, uml.build(WORK / "uml", _mirror()) if chosen.uml else None)
     if not chosen.built:
         machine.build()
     if chosen.build:
         return 0
     jobs = {"chosen": words} if words else {name: _files(PARTS[name]) for name in chosen.parts or PARTS}
-    cores = max(2, (os.cpu_count() or 1) // chosen.jobs)  # tests of cpusets want two
+    # Tests of cpusets want two. A second one makes User-Mode Linux slow: each fork stops the other.
+    cores = chosen.cores or (1 if chosen.uml else max(2, (os.cpu_count() or 1) // chosen.jobs))
     with ThreadPoolExecutor(chosen.jobs) as machines:
         return max(machines.map(lambda job: machine.run(job[0], job[1], cores), jobs.items()))
 
@@ -120,16 +126,19 @@ def _files(patterns: tuple[str, ...]) -> list[str]:
 
 
 class Machine:
-    """A virtual machine with a release of Debian."""
+    """A virtual machine with a release of Debian: in QEMU, or with a kernel that `uml.build` has
+    made.
+    """
 
-    def __init__(self, suite: str) -> None:
+    def __init__(self, suite: str, uml_kernel: Path | None = None) -> None:
         self.suite = suite
+        self.uml_kernel = uml_kernel
         self.directory = WORK / suite
 
     # --- the image ---
 
     def build(self) -> None:
-        """Make root file system, kernel and disk image.
+        """Make root file system, kernel and disk image. All kinds of machines have the same image.
 
         The Debian part is kept until .ci/packages changes.
         """
@@ -222,8 +231,8 @@ class Machine:
         """Boot, run pytest on `targets`, and collect the results in results/NAME of its directory.
         Returns pytest's exit status.
         """
-        kvm = _kvm_works()
-        patience = KVM_PATIENCE if kvm else EMULATION_PATIENCE
+        kind = "UML" if self.uml_kernel else "KVM" if _kvm_works() else "emulation"
+        patience = PATIENCE[kind]
         results = self.directory / "results" / name
         shutil.rmtree(results, ignore_errors=True)
         results.mkdir(parents=True)
@@ -231,26 +240,18 @@ class Machine:
         orders.write_text("\n".join([str(patience), *targets]) + "\n")
         with tarfile.open(inbox, "w") as archive:
             archive.add(orders, "orders")
+            if self.uml_kernel:
+                archive.add(self.uml_kernel / "lib", "lib")
         whole_sectors = -(-inbox.stat().st_size // 4096) * 4096
         for path, size in ((inbox, whole_sectors), (outbox, RESULTS)):
             with path.open("ab") as file:
                 file.truncate(size)
-        disk = f"file={self.directory / 'disk.ext4'},format=raw,snapshot=on"
-        if REBOOT in targets:  # what is written stays for the next boot
-            changes = results / "disk.qcow2"
-            base = ("-b", self.directory / "disk.ext4", "-F", "raw")
-            subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *base, changes], check=True)
-            disk = f"file={changes},format=qcow2,cache=unsafe"
-        drives = [f"{disk},if=virtio"]
-        drives += [f"file={path},format=raw,if=virtio" for path in (outbox, inbox)]
-        command = ["qemu-system-x86_64", "-accel", "kvm" if kvm else "tcg,thread=multi"]
-        command += ["-cpu", "host" if kvm else "max"]
-        command += ["-smp", str(cores), "-m", MEMORY, "-nographic", "-vga", "none", "-nic", "none", "-no-reboot"]
-        command += [word for drive in drives for word in ("-drive", drive)]
-        command += ["-kernel", str(self.directory / "vmlinuz"), "-initrd", str(self.directory / "initrd")]
-        words = "root=/dev/vda rw console=ttyS0 panic=-1 systemd.unified_cgroup_hierarchy=1 security=apparmor"
-        command += ["-append", words if kvm else f"{words} {EMULATED_KERNEL}"]
-        _say(f"{name}: booting ({'KVM' if kvm else 'emulation'}, waits times {patience})")
+        disk, changes = self.directory / "disk.ext4", results / "changes"
+        if self.uml_kernel:
+            command = uml.command(self.uml_kernel, disk, changes, [outbox, inbox], cores, MEMORY)
+        else:
+            command = self._qemu(kind == "KVM", changes if REBOOT in targets else None, [outbox, inbox], cores)
+        _say(f"{name}: booting ({kind}, waits times {patience})")
         began = time.monotonic()
         with (results / "console").open("wb") as console:
             # A process for each boot: QEMU keeps the code that it has translated when a machine is
@@ -265,7 +266,7 @@ class Machine:
                 archive.extractall(results, filter="data")
             status = int((results / "status").read_text())
             outbox.unlink()
-            (results / "disk.qcow2").unlink(missing_ok=True)
+            changes.unlink(missing_ok=True)
         except (OSError, tarfile.TarError, ValueError) as error:
             _say(f"{name}: no results ({error}); see {results / 'console'}")
             return 70
@@ -273,6 +274,25 @@ class Machine:
         print("\n".join(line for line in lines if line.startswith(("FAILED", "ERROR"))))
         _say(f"{name}: {lines[-1] if lines else 'no output'} ({time.monotonic() - began:.0f} s; {results})")
         return status
+
+    def _qemu(self, kvm: bool, changes: Path | None, drives: list[Path], cores: int) -> list[str]:
+        """The command line. What the machine writes to its disk goes to the file `changes`, and is
+        there at the next boot; without, it is forgotten.
+        """
+        disk = self.directory / "disk.ext4"
+        first = f"file={disk},format=raw,snapshot=on"
+        if changes is not None:
+            base = ("-b", disk, "-F", "raw")
+            subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *base, changes], check=True)
+            first = f"file={changes},format=qcow2,cache=unsafe"
+        line = ["qemu-system-x86_64", "-accel", "kvm" if kvm else "tcg,thread=multi"]
+        line += ["-cpu", "host" if kvm else "max"]
+        line += ["-smp", str(cores), "-m", MEMORY, "-nographic", "-vga", "none", "-nic", "none", "-no-reboot"]
+        for drive in (first, *(f"file={path},format=raw" for path in drives)):
+            line += ["-drive", f"{drive},if=virtio"]
+        line += ["-kernel", str(self.directory / "vmlinuz"), "-initrd", str(self.directory / "initrd")]
+        words = "root=/dev/vda rw console=ttyS0 panic=-1 systemd.unified_cgroup_hierarchy=1 security=apparmor"
+        return [*line, "-append", words if kvm else f"{words} {EMULATED_KERNEL}"]
 
 
 def _mirror() -> str:
