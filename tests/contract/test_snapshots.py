@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import subprocess
 import threading
@@ -661,6 +662,7 @@ def test_a_cancelled_look_at_content_leaves_no_descriptor(run_overlay: Run, laye
         for name, parent in (("one", ""), ("two", "one"))[:layers]:
             await add(snapshots, name, parent, file=name)
         os.close(await snapshots.open_content(name))
+        gc.collect()  # frees leftovers of earlier tests
         before = len(os.listdir("/proc/self/fd"))
         for turns in range(12):
             opening = asyncio.ensure_future(snapshots.open_content(name))

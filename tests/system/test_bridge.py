@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import socket
@@ -111,6 +112,7 @@ class Engine(Both):
 @contextlib.asynccontextmanager
 async def network(directory: Path, **config: Any) -> AsyncIterator[Engine]:
     """An open network; it is removed completely afterwards."""
+    gc.collect()  # frees leftovers of earlier tests
     before = set(os.listdir("/proc/self/fd"))
     records = Records(directory / "state.db")
     made = Engine(Config(**config), records)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import re
 import secrets
@@ -231,6 +232,7 @@ def hosts(tmp_path: Path) -> Iterator[list[Host]]:
     bridge = f"sw{secrets.token_hex(4)}"
     run("ip", "link", "add", bridge, "type", "bridge")
     run("ip", "link", "set", bridge, "up")
+    gc.collect()  # frees leftovers of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     made: list[Host] = []
     try:
@@ -948,6 +950,7 @@ def test_encrypted_networks_and_the_next_engine(
 
 
 def test_features_leave_nothing_behind() -> None:
+    gc.collect()  # frees leftovers of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     assert "overlay" in overlay.features()
     assert len(os.listdir("/proc/self/fd")) == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import hashlib
 import os
 import random
@@ -119,6 +120,7 @@ class Store:
 
 def run(work: Callable[[Store], Coroutine[Any, Any, None]], root: Path) -> None:
     """Run it on a store, and check that nothing stays open or is left."""
+    gc.collect()  # frees leftovers of earlier tests
     before = len(os.listdir("/proc/self/fd"))
 
     async def main() -> None:

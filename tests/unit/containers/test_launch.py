@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import gc
 import os
 import subprocess
 import threading
@@ -62,6 +63,7 @@ def test_the_rest_of_a_shared_pid_namespace_ends_with_the_first_process(mode: st
 
     async def story() -> None:
         process: Any = SimpleNamespace(pidfd=pidfd, exit=asyncio.get_running_loop().create_future())
+        gc.collect()  # frees leftovers of earlier tests
         before = len(os.listdir("/proc/self/fd"))
         launch.end_with(process, record, parts)
         if killed:

@@ -4,6 +4,7 @@ at any moment."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Iterator
@@ -316,6 +317,7 @@ def test_closed_half_way(writer: LogWriter) -> None:
         async for chunk in chunks:
             assert chunk
             break
+        gc.collect()  # frees leftovers of earlier tests
         before = len(os.listdir("/proc/self/fd"))
         await chunks.aclose()
         assert len(os.listdir("/proc/self/fd")) < before
@@ -332,6 +334,7 @@ def test_cancelled_while_waiting_for_more(writer: LogWriter) -> None:
             await asyncio.Event().wait()
             return True
 
+        gc.collect()  # frees leftovers of earlier tests
         before = len(os.listdir("/proc/self/fd"))
         task = asyncio.create_task(collected(stream(writer, follow=follow)))
         await waiting.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -127,6 +128,7 @@ def drive(
     """Run `body`, then check that no task, thread or descriptor is left."""
 
     async def main() -> None:
+        gc.collect()  # frees leftovers of earlier tests
         before = set(os.listdir("/proc/self/fd"))
         statistics = Statistics(live.host, interval=interval, prime=prime)
         await asyncio.wait_for(body(statistics), 60)
@@ -277,6 +279,7 @@ def test_counters_stay_closed_while_descriptors_are_short(live: LiveCgroup, monk
     monkeypatch.setattr(limits, "open_descriptors", lambda: limit // 2)
 
     async def body(statistics: Statistics) -> None:
+        gc.collect()  # frees leftovers of earlier tests
         before = set(os.listdir("/proc/self/fd"))
         stream = statistics.stream("c", pid=pid, cgroup=live.path)
         for _ in range(3):

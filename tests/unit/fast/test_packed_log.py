@@ -3,6 +3,7 @@ result, whatever is packed and whenever."""
 
 from __future__ import annotations
 
+import gc
 import gzip
 import os
 import random
@@ -422,6 +423,7 @@ def test_closing_releases_all_files(tmp_path: Path) -> None:
     path, _ = filled(tmp_path)
     for file in files(path)[:-1:2]:
         pack_file(file)
+    gc.collect()  # frees leftovers of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     for until_now in (True, False):
         reader = LogReader(os.fsencode(path), until_now=until_now)
