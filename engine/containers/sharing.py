@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from engine.containers.lifecycle import State
 from engine.containers.store import ContainerRecord
 from engine.errors import Conflict, InvalidParameter, NotFound, ServerError
 from engine.monitor.handles import Process
+from engine.networks.ports import each_exposed
 from engine.system import mounts, namespaces
 
 BRIDGE = "bridge"
@@ -242,7 +243,8 @@ def link_environment(name: str, address: str, child: ContainerRecord) -> Iterato
     """
     prefix = name.rpartition("/")[2].upper().replace("-", "_")
     exposed = child.config.exposed_ports
-    ports = sorted(_ports(exposed if isinstance(exposed, dict) else ()), key=lambda port: (port[1] != "tcp", port[0]))
+    found = each_exposed(exposed if isinstance(exposed, dict) else ())
+    ports = sorted(found, key=lambda port: (port[1] != "tcp", port[0]))
     if ports:
         number, protocol = ports[0]
         yield f"{prefix}_PORT={protocol}://{address}:{number}"
@@ -257,11 +259,3 @@ def link_environment(name: str, address: str, child: ContainerRecord) -> Iterato
         variable, equals, value = entry.partition("=")
         if equals and variable not in ("HOME", "PATH"):
             yield f"{prefix}_ENV_{variable}={value}"
-
-
-def _ports(exposed: Iterable[str]) -> Iterator[tuple[int, str]]:
-    for text in exposed:
-        numbers, _, protocol = text.partition("/")
-        first, _, last = numbers.partition("-")
-        for number in range(int(first), int(last or first) + 1):
-            yield number, protocol or "tcp"

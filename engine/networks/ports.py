@@ -97,8 +97,9 @@ class Wanted(msgspec.Struct, frozen=True, gc=False):
 
 
 @functools.lru_cache(2048)
-def parse(text: str, field: str) -> tuple[int, int, str]:
-    """Read `80`, `80/tcp` or `8000-8010/udp`; returns first, last, protocol.
+def parse(text: str, field: str, least: int = 1) -> tuple[int, int, str]:
+    """Read `80`, `80/tcp` or `8000-8010/udp`; returns first, last, protocol. `least`: the first
+    port that there may be.
 
     Raises InvalidParameter that names the field.
     """
@@ -106,12 +107,12 @@ def parse(text: str, field: str) -> tuple[int, int, str]:
     if found is not None:
         first = int(found[1])
         last = int(found[2] or first)
-        if 1 <= first <= last <= 65535:
+        if least <= first <= last <= 65535:
             return first, last, (found[3] or "tcp").lower()
     rule = (
         "it must be <port>/<tcp|udp|sctp>"
         if found is None
-        else "ports are 1 to 65535, the first one not above the last"
+        else f"ports are {least} to 65535, the first one not above the last"
     )
     raise InvalidParameter(f"{field}: Invalid port specification: {text!r}: {rule}")
 
@@ -133,9 +134,11 @@ def parse_host_port(text: str) -> tuple[int, int]:
 
 
 def check(exposed: Iterable[str], bindings: Mapping[str, Sequence[PortBinding] | None]) -> None:
-    """Raises InvalidParameter for settings that `wanted` could not read."""
+    """Raises InvalidParameter for settings that a client may not give. Port 0 may be exposed, as
+    with Docker.
+    """
     for text in exposed:
-        parse(text, "ExposedPorts")
+        parse(text, "ExposedPorts", 0)
     for _ in each_binding(bindings):
         pass
 
@@ -161,13 +164,11 @@ def wanted(
     ]
     if publish_all:
         bound = {(each.port, each.protocol) for each in asked}
-        for text in exposed:
-            first, last, protocol = parse(text, "ExposedPorts")
-            asked += [
-                Wanted(port, protocol, anywhere, 0, 0)
-                for port in range(first, last + 1)
-                if (port, protocol) not in bound
-            ]
+        asked += [
+            Wanted(port, protocol, anywhere, 0, 0)
+            for port, protocol in each_exposed(exposed)
+            if port and (port, protocol) not in bound
+        ]
     asked.sort(
         key=lambda each: (not each.first, each.last > each.first, each.protocol, each.host_ips, each.port, each.first)
     )
@@ -406,7 +407,7 @@ def listed(exposed: Iterable[str], ports: Sequence[Published]) -> list[Port]:
         for each in single(ports)
     ]
     published = {(each.private_port, each.type) for each in found}
-    for number, protocol in _exposed(exposed):
+    for number, protocol in each_exposed(exposed):
         if (number, protocol) not in published:
             found.append(Port(private_port=number, type=protocol))
     return sorted(found, key=lambda each: (each.private_port, each.type, each.public_port, each.ip))
@@ -415,7 +416,7 @@ def listed(exposed: Iterable[str], ports: Sequence[Published]) -> list[Port]:
 def bound(exposed: Iterable[str], ports: Sequence[Published]) -> dict[str, list[PortBinding] | None]:
     """`NetworkSettings.Ports` of inspect."""
     found: dict[str, list[PortBinding] | None] = {
-        f"{number}/{protocol}": None for number, protocol in _exposed(exposed)
+        f"{number}/{protocol}": None for number, protocol in each_exposed(exposed)
     }
     for each in single(ports):
         key = f"{each.port}/{each.protocol}"
@@ -426,9 +427,13 @@ def bound(exposed: Iterable[str], ports: Sequence[Published]) -> dict[str, list[
     return found
 
 
-def _exposed(exposed: Iterable[str]) -> Iterator[tuple[int, str]]:
+def each_exposed(exposed: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Number and protocol of each. What an image names and is no port is left out."""
     for text in exposed:
-        first, last, protocol = parse(text, "ExposedPorts")
+        try:
+            first, last, protocol = parse(text, "ExposedPorts", 0)
+        except InvalidParameter:
+            continue
         for number in range(first, last + 1):
             yield number, protocol
 

@@ -213,10 +213,7 @@ def _pool(config: IPAMConfig, subnet: Subnet, space: str) -> dict[str, object]:
 
 def port_options(request: Request) -> dict[str, object]:
     """Exposed and published ports as libnetwork's labels: the plugin publishes them."""
-    exposed = []
-    for text in request.exposed:
-        first, last, protocol = ports.parse(text, "ExposedPorts")
-        exposed += [(ports.PROTOCOLS[protocol], port) for port in range(first, last + 1)]
+    exposed = [(ports.PROTOCOLS[protocol], port) for port, protocol in ports.each_exposed(request.exposed) if port]
     bindings = [
         (ports.PROTOCOLS[protocol], port, host_ip, first, last)
         for port, protocol, host_ip, first, last in ports.each_binding(request.bindings)

@@ -3,6 +3,7 @@ Status."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from typing import Any
@@ -11,6 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.engine.harness import TempEngine, free_ports, until
+from tests.support.images.archives import busybox, docker_archive
 
 MB = 1 << 20
 
@@ -309,3 +311,23 @@ def test_a_kept_list_shows_every_change(engine: TempEngine) -> None:
         assert engine.request("DELETE", f"/v1.24/containers/{container}").status == 204
         check()
     assert listed(engine) == []
+
+
+def test_ports_of_an_image_that_are_no_ports(engine: TempEngine) -> None:
+    """Its containers can be used and looked at, as all others."""
+    image = dataclasses.replace(
+        busybox(),
+        names=("odd:latest",),
+        config={"ExposedPorts": {"foo": {}, "0/tcp": {}, "70000/tcp": {}, "80/tcp": {}}},
+    )
+    sent = {"Content-Type": "application/x-tar"}
+    assert engine.request("POST", "/v1.24/images/load?quiet=1", docker_archive(image), sent).status == 200
+    server = engine.started(
+        "sleep", "600", name="server", network="bridge", Image="odd:latest", host={"PublishAllPorts": True}
+    )
+    shown = engine.inspect(server)["NetworkSettings"]["Ports"]
+    assert shown.keys() == {"0/tcp", "80/tcp"} and shown["0/tcp"] is None and shown["80/tcp"]
+    [entry] = listed(engine)
+    assert [(each["PrivatePort"], "PublicPort" in each) for each in entry["Ports"]] == [(0, False), (80, True)]
+    client = engine.started("sh", "-c", "env; sleep 600", network="bridge", host={"Links": ["server:s"]})
+    until("it has written", lambda: b"S_PORT_80_TCP_PORT=80\n" in engine.logs(client))

@@ -31,7 +31,7 @@ REFUSED = [
     (body(Env=["A=\0"]), "NUL"),
     (body(Cmd=["a\0b"]), "NUL"),
     (body(WorkingDir="relative"), "absolute"),
-    (body(ExposedPorts={"0/tcp": {}}), "ExposedPorts"),
+    (body(ExposedPorts={"0/udp": {}, "0/xyz": {}}), "ExposedPorts"),
     (body(ExposedPorts={"80/xyz": {}}), "ExposedPorts"),
     (body(ExposedPorts={"70000": {}}), "ExposedPorts"),
     (body(ExposedPorts={"90-80/tcp": {}}), "ExposedPorts"),

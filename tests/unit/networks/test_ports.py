@@ -236,6 +236,22 @@ def test_shown() -> None:
     assert bound["53/udp"] == [binding("53", "::")]
 
 
+def test_what_images_expose_that_is_no_port() -> None:
+    """Port 0 is shown and cannot be published. What is no port at all is left out: otherwise one
+    image of another engine would spoil the list of all containers.
+    """
+    exposed = ["foo", "0/tcp", "70000/udp", "", "80/tcp"]
+    assert [(each.private_port, each.type) for each in ports.listed(exposed, ())] == [(0, "tcp"), (80, "tcp")]
+    assert ports.bound(exposed, ()) == {"0/tcp": None, "80/tcp": None}
+    assert [each.port for each in ports.wanted(exposed, {}, publish_all=True)] == [80]
+    ports.check(["0/tcp"], {})
+    for text in ("foo", "70000/udp", ""):
+        with pytest.raises(InvalidParameter, match="ExposedPorts"):
+            ports.check([text], {})
+    with pytest.raises(InvalidParameter, match="PortBindings"):
+        ports.check([], {"0/tcp": []})
+
+
 @pytest.fixture
 def own_network() -> Iterator[None]:
     """Assume that no other program uses a port."""
