@@ -26,6 +26,9 @@ from engine.images.registry.repository import NoManifest
 from engine.images.store import ImageStore
 from engine.wire.images import ImageConfig
 
+TURN = 16
+"""Images that are looked up in one turn of the event loop."""
+
 
 def here(image: Image, options: Options, images: ImageStore) -> Base | None:
     """What is known of an image, if it is here. A named context may stand for it."""
@@ -40,6 +43,16 @@ def here(image: Image, options: Options, images: ImageStore) -> Base | None:
         return None if kept is None else _base(kept.config)
 
 
+async def all_here(images: Iterable[Image], options: Options, store: ImageStore) -> list[tuple[Image, Base | None]]:
+    """`here` for each. There may be thousands, so other work has its turns."""
+    found = []
+    for number, image in enumerate(images, 1):
+        found.append((image, here(image, options, store)))
+        if not number % TURN:
+            await asyncio.sleep(0)
+    return found
+
+
 async def find(images: Iterable[Image], options: Options, parts: Parts) -> dict[int, Base]:
     """The images that stages begin with, by the index of the stage. Registries are asked for those
     that are not here, with `options.pull` for all, at once. The image of a named context may be
@@ -47,7 +60,9 @@ async def find(images: Iterable[Image], options: Options, parts: Parts) -> dict[
     """
     found: dict[int, Base] = {}
     missing: dict[tuple[str, str], list[Image]] = {}
-    for image in images:
+    for number, image in enumerate(images, 1):
+        if not number % TURN:
+            await asyncio.sleep(0)
         name = names.named(image.name, options)
         asks = options.pull and not is_digest(name)  # what is here may not be what FROM gets
         base = here(image, options, parts.images) if name == names.SCRATCH or (name and not asks) else None
@@ -100,4 +115,4 @@ def _base(document: ImageConfig) -> Base:
     return Base(config.env or (), config.on_build or (), config.shell or (), platform, config.working_dir)
 
 
-__all__ = ["find", "here"]
+__all__ = ["all_here", "find", "here"]

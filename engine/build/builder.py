@@ -247,14 +247,13 @@ class Builder:
         cannot be built, and for one that wants its warnings to be errors.
         """
 
-        def begin() -> tuple[lint.Check, list[stages.Image]]:
+        def begin() -> tuple[lint.Check, list[stages.Image], dict[str, int]]:
             check = lint.Check(raw, _request(options, runs=True))
-            return check, check.images
+            return check, check.images, bases.titles(check.images, options)
 
-        check, images = await asyncio.to_thread(begin)
+        check, images, titles = await asyncio.to_thread(begin)
         known: dict[int, Base] = {}
         failure = None
-        titles = bases.titles(images, options)
         lanes = range(FIRST_LANE, FIRST_LANE - len(titles), -1)
         for lane, (title, line) in zip(lanes, titles.items(), strict=True):
             log.write(OfStage(lane, StepBegun(0, 0, title, title, (line, line))))

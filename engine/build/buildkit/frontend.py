@@ -495,14 +495,15 @@ class Files:
 
     async def _bases(self, file: Dockerfile, chosen: Options) -> dict[int, Base | None]:
         """What is known of the images that the target's stages begin with, by stage."""
-        needed = await asyncio.to_thread(stages.needed, file, chosen.target)
-        return {
-            # with `pull` another image may be there when the build begins
-            each.index: None if chosen.pull else bases.here(image, chosen, self._images)
-            for each in needed
-            for image in stages.images(file, each)
-            if image.is_base and each.base != stages.SCRATCH
-        }
+
+        def begun_with() -> list[stages.Image]:
+            named = (image for each in stages.needed(file, chosen.target) for image in stages.images(file, each))
+            return [image for image in named if image.is_base and image.name != stages.SCRATCH]
+
+        images = await asyncio.to_thread(begun_with)
+        if chosen.pull:  # another image may be there when the build begins
+            return dict.fromkeys([image.stage.index for image in images])
+        return {image.stage.index: base for image, base in await bases.all_here(images, chosen, self._images)}
 
     async def _no_files(self) -> context.Context:
         async def empty() -> AsyncIterator[bytes]:
@@ -607,12 +608,11 @@ class Files:
 
     async def _ask_credentials(self, images: Iterable[stages.Image], chosen: Options) -> None:
         """Ask the client for credentials for each registry that has an image which is not here."""
-        missing = [
-            names.named(image.name, chosen)
-            for image in images
-            if chosen.pull or bases.here(image, chosen, self._images) is None
-        ]
-        domains = registries(missing)
+        if not chosen.pull:
+            images = [image for image, base in await bases.all_here(images, chosen, self._images) if base is None]
+        if not images:
+            return
+        domains = await asyncio.to_thread(lambda: registries(names.named(image.name, chosen) for image in images))
         if not domains:
             return
         session = await self._session()

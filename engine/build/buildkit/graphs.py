@@ -143,7 +143,7 @@ async def fetch(wanted: WebFile, remote: Remote, directory: Path) -> Fetched:
     """The file, which may have LARGEST bytes. `directory`: for temporary files."""
 
     def report(_: Transfer) -> None:
-        """A small file's progress is shown to nobody."""
+        """Clients do not see the progress of a small file."""
 
     async with fetching.download(
         wanted.url, remote, directory, report, checksum=wanted.checksum, named=False, limit=LARGEST

@@ -6,6 +6,7 @@ Raises: InvalidParameter that names the line and the instruction.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,6 +51,8 @@ class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
     """`arguments` is for the scopes of its stages."""
 
     stages: tuple[Stage, ...]
+    by_name: Mapping[str, Sequence[int]]
+    """The indexes of the stages of each name, in their order."""
     escape: str
     warnings: tuple[str, ...]
     global_arguments: tuple[Arg, ...]
@@ -81,8 +84,7 @@ def read(
     arguments = Arguments(scope_arguments, platforms, target, dialect)
     global_arguments: list[Arg] = []
     stages: list[Stage] = []
-    named: dict[str, int] = {}
-    """The last stage of each name so far."""
+    named: dict[str, list[int]] = {}
     bodies: list[list[Instruction]] = []
     for line, instruction in given:
         try:
@@ -90,7 +92,7 @@ def read(
                 stage = _stage(instruction, line, len(stages), named, arguments, document.escape)
                 stages.append(stage)
                 if stage.name:
-                    named[stage.name] = stage.index
+                    named.setdefault(stage.name, []).append(stage.index)
                 bodies.append([])
             elif bodies:
                 bodies[-1].append(instruction)
@@ -109,6 +111,7 @@ def read(
         stages=tuple(
             msgspec.structs.replace(stage, instructions=tuple(body)) for stage, body in zip(stages, bodies, strict=True)
         ),
+        by_name=named,
         escape=document.escape,
         warnings=document.warnings,
         global_arguments=tuple(global_arguments),
@@ -144,7 +147,7 @@ def read_line(line: Line, escape: str, dialect: Dialect) -> Instruction:
 
 
 def _stage(
-    instruction: From, line: Line, index: int, named: Mapping[str, int], arguments: Arguments, escape: str
+    instruction: From, line: Line, index: int, named: Mapping[str, Sequence[int]], arguments: Arguments, escape: str
 ) -> Stage:
     given = records.expand(instruction, arguments.global_variables(), escape)
     assert isinstance(given, From)
@@ -152,7 +155,8 @@ def _stage(
         raise InvalidParameter(f"base name ({instruction.image}) should not be blank")
     if instruction.platform and not given.platform:
         raise InvalidParameter(f"empty platform value from expression {instruction.platform}")
-    parent = named.get(given.image if arguments.dialect.earlier_stages else given.image.lower())
+    earlier = named.get(given.image if arguments.dialect.earlier_stages else given.image.lower())
+    parent = earlier[-1] if earlier else None
     if parent is None and given.image != SCRATCH and not _IDENTIFIER.fullmatch(given.image):
         _check_reference(given.image)
     try:
@@ -208,9 +212,10 @@ def referred(dockerfile: Dockerfile, stage: Stage, name: str, *, mount: bool = F
     """
     stages = dockerfile.stages
     earlier_stages = dockerfile.arguments.dialect.earlier_stages
-    for other in reversed(stages) if earlier_stages else (*reversed(stages[: stage.index]), *stages[stage.index :]):
-        if other.name and other.name == name.lower():
-            return other
+    named = dockerfile.by_name.get(name.lower())
+    if named:
+        before = len(named) if earlier_stages else bisect.bisect_left(named, stage.index)
+        return stages[named[max(before, 1) - 1]]
     if (mount and earlier_stages) or not _NUMBER.fullmatch(name):
         return None
     if not 0 <= int(name) < len(stages):
@@ -236,9 +241,8 @@ def target_index(dockerfile: Dockerfile, target: str) -> int:
     stages = dockerfile.stages
     if not target:
         return len(stages) - 1
-    for stage in reversed(stages):
-        if stage.name and stage.name == target.lower():
-            return stage.index
+    if named := dockerfile.by_name.get(target.lower()):
+        return named[-1]
     if re.fullmatch(r"[0-9]{1,9}", target) and int(target) < len(stages):
         return int(target)
     raise InvalidParameter(f"failed to reach build target {target} in Dockerfile"[:300])

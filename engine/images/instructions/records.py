@@ -746,7 +746,7 @@ def ports_of(text: str) -> list[str]:
         host = _port_range(host_ports)
         if host is None:
             raise InvalidParameter(f"invalid hostPort: {host_ports}"[:300])
-        if len(host) != len(found) != 1:
+        if len(found) not in (1, len(host)):
             raise InvalidParameter(
                 f"invalid ranges specified for container and host Ports: {ports} and {host_ports}"[:300]
             )
