@@ -22,6 +22,7 @@ import zstandard
 
 from tests.support import PATIENCE
 from tests.support.builds.building import build, context, exists, image, post, query, read, refused
+from tests.support.builds.web import serving
 from tests.support.engine import client
 from tests.support.engine.harness import TempEngine, until
 from tests.support.images.archives import Node, directory, hard_link, symlink
@@ -421,15 +422,8 @@ def _stalling() -> Iterator[tuple[str, threading.Event, threading.Event]]:
         def log_message(self, format: str, *arguments: Any) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/x.tar", came, left
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Handler) as url:
+        yield f"{url}/x.tar", came, left
 
 
 @pytest.mark.own

@@ -117,15 +117,18 @@ def test_block_device_throttles(engine: TempEngine) -> None:
 
 
 def test_cgroup_parent(engine: TempEngine) -> None:
-    try:
-        for given in ("/engtest/below", "engtest/below"):
-            identifier = engine.started("sleep", "600", host={"CgroupParent": given})
-            assert group(engine, identifier).path("memory") == f"/engtest/below/{identifier}"
-        engine.remove_all()
-    finally:
-        for path in cgroups.directories("engtest"):
-            (path / "below").rmdir()
-            path.rmdir()
+    """Paths are for the driver cgroupfs, which is not the default of each host."""
+    with TempEngine("--exec-opt", "native.cgroupdriver=cgroupfs") as own:
+        own.load_busybox()
+        try:
+            for given in ("/engtest/below", "engtest/below"):
+                identifier = own.started("sleep", "600", host={"CgroupParent": given})
+                assert group(own, identifier).path("memory") == f"/engtest/below/{identifier}"
+            own.remove_all()
+        finally:
+            for path in cgroups.directories("engtest"):
+                (path / "below").rmdir()
+                path.rmdir()
     refused(engine, {"HostConfig": {"CgroupParent": "/a/../../.."}}, "CgroupParent")
 
 

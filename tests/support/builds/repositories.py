@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tests.support.builds.web import serving
 from tests.support.engine.harness import free_ports, until
 
 _ENVIRONMENT = {
@@ -159,22 +160,9 @@ class _Smart(_Quiet, http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def _serving(handler: type[http.server.BaseHTTPRequestHandler] | functools.partial[_Dumb]) -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-@contextlib.contextmanager
 def smart(top: Path, *, user: str = "", old: bool = False) -> Iterator[str]:
     """A web server with git http-backend; yields the URL of `top`."""
-    with _serving(type("Smart", (_Smart,), {"top": top, "user": user, "old": old})) as url:
+    with serving(type("Smart", (_Smart,), {"top": top, "user": user, "old": old})) as url:
         yield url
 
 
@@ -187,7 +175,7 @@ def dumb(top: Path) -> Iterator[str]:
         if not (repository / "HEAD").exists():  # its URL is that of the directory of git
             for path in (repository / ".git").iterdir():
                 path.rename(repository / path.name)
-    with _serving(functools.partial(_Dumb, directory=str(top))) as url:
+    with serving(functools.partial(_Dumb, directory=str(top))) as url:
         yield url
 
 
