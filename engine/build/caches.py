@@ -24,7 +24,7 @@ import contextlib
 import hashlib
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from engine.system import files
 from engine.system.threads import uninterrupted
 
 _GONE = ".gone"
+_UNKNOWN: Mapping[str, int] = {}
 
 
 class CacheDirectory(NamedTuple):
@@ -123,19 +124,17 @@ class Caches:
 
     # --- prune ------------------------------------------------------------------------------------
 
-    def all(self) -> list[CacheDirectory]:
-        """Every cache, the least recently used first. Blocking."""
+    def all(self, sizes: Mapping[str, int] = _UNKNOWN) -> list[CacheDirectory]:
+        """Every cache, the least recently used first. The files of those in `sizes` are not counted
+        again. Blocking.
+        """
         found = []
         for name in os.listdir(self._directory) if self._directory.exists() else []:
             if name.startswith("."):
                 continue
             with contextlib.suppress(FileNotFoundError):
                 place = self._directory / name
-                directory = files.open_directory(place / "data")
-                try:
-                    size, _ = tree.usage(directory)
-                finally:
-                    os.close(directory)
+                size = sizes[name] if name in sizes else _size(place / "data")
                 used = (place / "id").stat().st_mtime_ns
                 cache_id = (place / "id").read_text(errors="surrogateescape")
                 created = os.stat(place).st_mtime_ns
@@ -187,6 +186,15 @@ async def named_lock(locks: dict[str, NamedLock], name: str) -> AsyncIterator[No
         lock.users -= 1
         if not lock.users:
             del locks[name]
+
+
+def _size(path: Path) -> int:
+    """Bytes of the files in a directory."""
+    directory = files.open_directory(path)
+    try:
+        return tree.usage(directory)[0]
+    finally:
+        os.close(directory)
 
 
 def _uses(place: Path) -> int:

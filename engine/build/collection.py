@@ -40,8 +40,8 @@ QUIET = 0.2
 """Seconds before a collection: after a build's end its client has more questions."""
 DISK_EVERY = 60
 """Seconds between two looks at the disk's size: clients ask for the policies in each build."""
-WALK_EVERY = 300
-"""Seconds between two sums of the files in cache mounts."""
+COUNT_EVERY = 300
+"""Seconds after which the files of a cache mount that is known are counted again."""
 
 _log = logging.getLogger(__name__)
 
@@ -92,9 +92,9 @@ class Collector:
         self._running: asyncio.Task[None] | None = None
         self._again = False
         """A build has ended since the running collection began."""
-        self._mounts: list[prune.Entry] = []
-        """Cache mounts as of the last walk."""
-        self._next_walk = 0.0
+        self._sizes: dict[str, int] = {}
+        """Bytes of cache mounts, as they were last counted."""
+        self._next_count = 0.0
         self._disk = 0
         """Its size."""
         self._next_look = 0.0
@@ -134,18 +134,19 @@ class Collector:
             known = await self._entries() if known is None else known
             if await prune.is_due(self._parts, options, known):
                 pruned = await prune.prune(self._parts, options)
-                known, self._next_walk = None, 0
+                known, self._next_count = None, 0
                 if pruned.entries:
                     _log.info("build cache: removed %d records, %d bytes", len(pruned.entries), pruned.reclaimed)
 
     async def _entries(self) -> list[prune.Entry]:
-        """What is in the cache, with cache mounts as of the last walk."""
+        """What is in the cache, with known sizes of cache mounts if they were counted lately."""
         now = time.monotonic()
-        if now >= self._next_walk:
-            self._mounts = await prune.mounts(self._parts)
-            # a walk over none takes no time
-            self._next_walk = now + WALK_EVERY if self._mounts else 0
-        return [*self._mounts, *prune.contexts(self._parts), *await prune.steps(self._parts)]
+        if now >= self._next_count:
+            self._sizes, self._next_count = {}, now + COUNT_EVERY
+        mounts = await prune.mounts(self._parts, self._sizes)
+        # those in use may be growing
+        self._sizes = {each.id: each.size for each in mounts if not each.in_use}
+        return [*mounts, *prune.contexts(self._parts), *await prune.steps(self._parts)]
 
 
 __all__ = ["Collector", "options_of", "policies"]

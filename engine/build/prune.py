@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Sequence, Set
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple, TypeVar
 
 from engine.build.cache import StepRecord
@@ -71,8 +71,10 @@ async def _entries(parts: Parts, lasting: Set[str]) -> list[Entry]:
     return sorted(found, key=lambda each: each.used)
 
 
-async def mounts(parts: Parts) -> list[Entry]:
-    """The directories of cache mounts, whose files are counted."""
+async def mounts(parts: Parts, sizes: Mapping[str, int] | None = None) -> list[Entry]:
+    """The directories of cache mounts. Their files are counted, but those of the ones in `sizes`,
+    by id.
+    """
     return [
         Entry(
             *(cache.name, "", CACHE_MOUNT, f'cached mount with id "/{cache.id}"', cache.size),
@@ -80,7 +82,7 @@ async def mounts(parts: Parts) -> list[Entry]:
             in_use=cache.in_use,
             shared=False,
         )
-        for cache in await parts.images.layers.work(parts.caches.all)
+        for cache in await parts.images.layers.work(parts.caches.all, sizes or {})
     ]
 
 

@@ -11,7 +11,7 @@ import os
 import resource
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -375,10 +375,10 @@ def test_prune_of_a_chain_reads_the_cache_mounts_once(run: Run, monkeypatch: pyt
             made = site.meta(made, str(number))
         walks, walk = 0, site.parts.caches.all
 
-        def counted() -> list[CacheDirectory]:
+        def counted(sizes: Mapping[str, int]) -> list[CacheDirectory]:
             nonlocal walks
             walks += 1
-            return walk()
+            return walk(sizes)
 
         monkeypatch.setattr(site.parts.caches, "all", counted)
         for options in (PruneOptions(max_used_space=1 << 40), PruneOptions(all=True)):

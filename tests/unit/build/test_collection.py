@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from engine.build import collection, prune
+from engine.build import caches, collection, prune
 from engine.build.builder import Builder
 from engine.build.collection import DAY, policies
 from engine.build.parts import Parts
@@ -227,20 +227,45 @@ def test_policies_that_remove_nothing_share_one_look(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-def test_the_first_cache_mount_after_a_start_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files are summed up once in a while, but not because there were none."""
-    mount = prune.Entry("a", "", prune.CACHE_MOUNT, "", 1, 0, 0, 1, False, False)
-    walks: list[list[prune.Entry]] = [[], [mount]]
+def test_cache_mounts_are_seen_at_once_and_counted_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was in use at the last look, or was not there, did not count for five minutes."""
+    counted: list[str] = []
 
-    async def mounts(_parts: Parts) -> list[prune.Entry]:
-        return walks.pop(0)
+    def size(path: Path) -> int:
+        counted.append((path.parent / "id").read_text())
+        return files_size(path)
+
+    files_size = caches._size
+    monkeypatch.setattr(caches, "_size", size)
 
     async def main() -> None:
         async with Made(tmp_path) as site:
             collector = collection.Collector(site.parts)
-            monkeypatch.setattr(prune, "mounts", mounts)
-            seen = [mount in await collector._entries() for _ in range(3)]
-            assert seen == [False, True, True] and not walks
+
+            async def seen() -> tuple[dict[str, tuple[int, bool]], list[str]]:
+                entries = await collector._entries()
+                found = {
+                    each.description[-2]: (each.size, each.in_use) for each in entries if each.type == prune.CACHE_MOUNT
+                }
+                taken = counted[:]
+                counted.clear()
+                return found, sorted(taken)
+
+            assert await seen() == ({}, [])
+            async with site.parts.caches.use("a", "shared", lambda _: None, 0o755) as first:
+                assert await seen() == ({"a": (0, True)}, ["a"])
+                (first / "file").write_bytes(bytes(1000))
+            assert await seen() == ({"a": (1000, False)}, ["a"])
+            assert await seen() == ({"a": (1000, False)}, [])
+            async with site.parts.caches.use("b", "shared", lambda _: None, 0o755):
+                pass
+            assert await seen() == ({"a": (1000, False), "b": (0, False)}, ["b"])
+            (first / "file").write_bytes(bytes(3000))
+            async with site.parts.caches.use("a", "shared", lambda _: None, 0o755):
+                assert (await seen())[0]["a"] == (1000, True)
+            assert (await seen())[0]["a"] == (3000, False)
+            collector._next_count = 0
+            assert (await seen())[1] == ["a", "b"]
 
     asyncio.run(main())
 
