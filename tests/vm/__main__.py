@@ -59,7 +59,8 @@ No service is started except pytest's.
 """
 
 DISK = "6G"
-MEMORY = "4G"
+MEMORY = 4096
+"""MiB of a machine."""
 RESULTS = 256 * 2**20
 """Bytes of the disk that the guest writes its results to."""
 
@@ -287,7 +288,7 @@ class Machine:
             first = f"file={changes},format=qcow2,cache=unsafe"
         line = ["qemu-system-x86_64", "-accel", "kvm" if kvm else "tcg,thread=multi"]
         line += ["-cpu", "host" if kvm else "max"]
-        line += ["-smp", str(cores), "-m", MEMORY, "-nographic", "-vga", "none", "-nic", "none", "-no-reboot"]
+        line += ["-smp", str(cores), "-m", f"{MEMORY}M", "-nographic", "-vga", "none", "-nic", "none", "-no-reboot"]
         for drive in (first, *(f"file={path},format=raw" for path in drives)):
             line += ["-drive", f"{drive},if=virtio"]
         line += ["-kernel", str(self.directory / "vmlinuz"), "-initrd", str(self.directory / "initrd")]

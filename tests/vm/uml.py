@@ -5,11 +5,17 @@ itself. Its kernel is compiled here, once: Debian forky's, with the configuratio
 package user-mode-linux and `SETTINGS`. Debian's own has neither cpusets nor nftables for IP.
 
 It is not the kernel of the suite whose root it runs. What depends on that belongs in QEMU.
+
+The machine's memory is a file of the host. A page of a program in the machine is a mapping of its
+own in a process of the host, which may have `vm.max_map_count` of them: 65,530 by default, 256 MiB.
+At that limit a program in the machine ends with SIGSEGV, or handles the same page fault forever.
+`command` therefore raises the limit.
 """
 
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 import subprocess
 import sys
@@ -43,13 +49,15 @@ NETFILTER_XT_TARGET_CHECKSUM NETFILTER_XT_TARGET_LOG IP_NF_IPTABLES IP_NF_FILTER
 IP_NF_MANGLE IP_NF_RAW IP6_NF_IPTABLES IP6_NF_FILTER IP6_NF_NAT IP6_NF_MANGLE IP_NF_TARGET_REJECT
 IP6_NF_TARGET_REJECT IP_SET IP_SET_HASH_IP IP_SET_HASH_NET IP_SET_HASH_IPPORT
 IP_SET_HASH_IPPORTNET IP_SET_HASH_NETPORT NETFILTER_XT_SET IP_VS IP_VS_RR NETFILTER_XT_MATCH_IPVS
-IP_NF_IPTABLES_LEGACY IP6_NF_IPTABLES_LEGACY
+IP_NF_IPTABLES_LEGACY IP6_NF_IPTABLES_LEGACY NF_CONNTRACK_ZONES
 """
 """What is built in, besides what Debian's kernel has built in. Its modules are left out."""
 
 LEFT_OUT = """
 UML_NET_VECTOR BTRFS_FS XFS_FS SECURITY_SELINUX SECURITY_TOMOYO SECURITY_SMACK MD
 """
+
+MAPPINGS = Path("/proc/sys/vm/max_map_count")
 
 
 def build(directory: Path, mirror: str) -> Path:
@@ -85,12 +93,17 @@ def build(directory: Path, mirror: str) -> Path:
     return made
 
 
-def command(kernel: Path, disk: Path, changes: Path, drives: list[Path], cores: int, memory: str) -> list[str]:
-    """The machine's command line. What it writes to `disk` goes to the file `changes`.
+def command(kernel: Path, disk: Path, changes: Path, drives: list[Path], cores: int, memory: int) -> list[str]:
+    """The machine's command line. What it writes to `disk` goes to the file `changes`, and it has
+    `memory` MiB.
 
-    `kernel` is what `build` returned.
+    `kernel` is what `build` returned. Raises the host's limit of mappings so that one process may
+    map all memory. The limit stays, because other machines may run.
     """
-    line = [str(kernel / "linux"), "seccomp=on", f"ncpus={cores}", f"mem={memory}", f"ubd0={changes},{disk}"]
+    pages = memory * 2**20 // os.sysconf("SC_PAGE_SIZE")
+    if int(MAPPINGS.read_text()) < 2 * pages:
+        MAPPINGS.write_text(str(2 * pages))
+    line = [str(kernel / "linux"), "seccomp=on", f"ncpus={cores}", f"mem={memory}M", f"ubd0={changes},{disk}"]
     line += [f"ubd{number}={path}" for number, path in enumerate(drives, 1)]
     line += ["root=/dev/ubda", "rw", "con=null", "con0=null,fd:1", "ssl=null", "panic=-1", "security=apparmor"]
     # Mappings of io_uring corrupt the memory of this kernel.
