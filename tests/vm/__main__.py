@@ -3,7 +3,8 @@
 Builds a Debian root with mmdebstrap (packages of .ci/packages, this checkout, its virtual
 environment), makes a disk image of it, and boots it under QEMU once per part of the tests, each
 time from the unchanged image. The guest runs pytest under systemd, writes its results to a second
-disk as a tar archive, and powers off.
+disk as a tar archive, and powers off. A test that hangs for 300 s times ENGINED_TEST_PATIENCE, or
+ends its process, fails, and the rest goes on.
 
 Needs root, and this host's access to Debian's mirror and PyPI. KVM is used if it works, otherwise
 emulation, which is about ten times slower; ENGINED_TEST_PATIENCE then scales the tests' waits.

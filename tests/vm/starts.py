@@ -1,6 +1,6 @@
 """How long starts take with each driver of cgroups, beside the dockerd of the machine.
 
-    make test-vm ARGS="-- -s tests/vm/starts.py"
+    make test-vm ARGS="-- -n 0 -s tests/vm/starts.py"
 
 Engines take turns. A figure is the median in milliseconds: of the start alone, and of create,
 start, wait and remove of a container that ends at once (`docker run --rm busybox true` without the
