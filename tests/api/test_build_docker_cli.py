@@ -13,7 +13,7 @@ import pytest
 
 from tests.clients import programs
 from tests.support import PATIENCE
-from tests.support.builds.building import context, exists, image
+from tests.support.builds.building import cgroup_parent, context, exists, image
 from tests.support.engine.harness import Result, TempEngine, until
 
 PROGRAMS = ("docker", programs.BOOKWORM.path)
@@ -133,8 +133,8 @@ def test_options(program: str, here: Path, builder: TempEngine) -> None:
         *("--target", "base", "--label", "a=b", "--add-host", "there:1.2.3.4", "--no-cache"),
         *("--memory", "64m", "--memory-swap", "64m", "--cpu-shares", "512", "--cpu-period", "50000"),
         *("--cpu-quota", "25000", "--cpuset-cpus", "0", "--cpuset-mems", "0", "--shm-size", "1m"),
-        *("--ulimit", "nofile=123:456", "--cgroup-parent", "/builds-of-test", "--isolation", "default", "--rm=false"),
-        *("--tag", "one", "--tag", "two:2"),
+        *("--ulimit", "nofile=123:456", "--cgroup-parent", cgroup_parent(builder), "--rm=false"),
+        *("--isolation", "default", "--tag", "one", "--tag", "two:2"),
     ]
     (here / "Dockerfile").write_text(
         "FROM busybox AS base\nRUN ulimit -n; cat /etc/hosts; df -k /dev/shm\nFROM scratch\n"

@@ -446,25 +446,26 @@ def test_nothing_is_left_of_a_killed_engine(own_engine: TempEngine, killed: str)
     assert engine.request("GET", "/v1.24/images/never/json").status == 404
 
 
-def test_nothing_is_left_of_a_killed_run_with_a_secret(own_engine: TempEngine) -> None:
+def test_nothing_is_left_of_a_killed_run_with_a_secret() -> None:
     """Its config.json with the secret is gone. The next daemon finds its cgroup all the same, and
-    the one above that the runtime has made.
+    the one above that the runtime has made, which is the driver cgroupfs's way.
     """
-    engine = own_engine
-    before = engine.footprint()
-    dockerfile = DOCKERFILE.replace("type=tmpfs,target=/t", "type=secret,id=token,env=T")
-    with sessions.session(engine.socket, sessions.of_secrets({"token": b"a secret word"})) as (identifier, _):
-        query = f"session={identifier}&cgroupparent=/{engine.root.parent.name}/deep"
-        with building(engine, query, dockerfile):
-            assert not holding(engine.root, b"a secret word")
-            monitor = engine.monitor_pid()
-            engine.kill9()
-            os.kill(monitor, 9)
-    engine.start()
-    until("nothing is left", lambda: not engine.footprint().beyond(before))
-    assert engine.containers() == []
-    for root in Cgroups.detect().roots():
-        assert not Path(f"{root}/{engine.root.parent.name}").exists()
+    with TempEngine("--exec-opt", "native.cgroupdriver=cgroupfs") as engine:
+        engine.load_busybox()
+        before = engine.footprint()
+        dockerfile = DOCKERFILE.replace("type=tmpfs,target=/t", "type=secret,id=token,env=T")
+        with sessions.session(engine.socket, sessions.of_secrets({"token": b"a secret word"})) as (identifier, _):
+            query = f"session={identifier}&cgroupparent=/{engine.root.parent.name}/deep"
+            with building(engine, query, dockerfile):
+                assert not holding(engine.root, b"a secret word")
+                monitor = engine.monitor_pid()
+                engine.kill9()
+                os.kill(monitor, 9)
+        engine.start()
+        until("nothing is left", lambda: not engine.footprint().beyond(before))
+        assert engine.containers() == []
+        for root in Cgroups.detect().roots():
+            assert not Path(f"{root}/{engine.root.parent.name}").exists()
 
 
 @pytest.mark.parametrize("end", ["kill", "stop?t=0", "remove"])

@@ -18,6 +18,12 @@ TAR = {"Content-Type": "application/x-tar"}
 _ID = re.compile(r"Successfully built ([0-9a-f]{12})\n")
 
 
+def cgroup_parent(engine: TempEngine) -> str:
+    """A parent of cgroups that the engine's driver accepts: a path, or a slice of systemd."""
+    driver = engine.request("GET", "/v1.24/info").json()["CgroupDriver"]
+    return "system.slice" if driver == "systemd" else "/builds-of-test"
+
+
 def context(dockerfile: str | bytes | None, files: Mapping[str, bytes | Node] | None = None) -> bytes:
     """A context as an archive; `dockerfile` None means that it has none."""
     nodes = []
