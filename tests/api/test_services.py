@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.engine import client, strict
+from tests.support.engine.cgroups import V2
 from tests.support.engine.harness import until
 from tests.support.swarm.clusters import Cluster, Node
 
@@ -205,7 +206,7 @@ def test_each_field(node: Node) -> None:
     assert {"no-new-privileges", "seccomp=unconfined"} <= {each.replace("=true", "") for each in host["SecurityOpt"]}
     assert config["Healthcheck"]["Test"] == ["CMD", "true"] and found["State"]["Health"]["Status"] == "healthy"
     assert host["Memory"] == 32 << 20 and host["PidsLimit"] == 50
-    assert (host["MemorySwap"], host["MemorySwappiness"]) == (33 << 20, 20)
+    assert (host["MemorySwap"], host["MemorySwappiness"]) == (33 << 20, -1 if V2 else 20)
     assert host["NanoCpus"] == 500_000_000 or (host["CpuQuota"], host["CpuPeriod"]) == (50_000, 100_000)
     assert host["LogConfig"] == {"Type": "json-file", "Config": {"max-size": "1m"}}
     assert host["RestartPolicy"]["Name"] in ("", "no")
