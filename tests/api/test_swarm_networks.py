@@ -109,7 +109,7 @@ def test_refusals(node: Node) -> None:
     for fields, status, words in (
         ({"EnableIPv6": True}, 400, "EnableIPv6"),
         ({"Scope": "local"}, 400, "Scope"),
-        ({"Options": {"encrypted": ""}}, 400, "encrypted"),
+        ({"Options": {"encrypted": "maybe"}}, 400, "encrypted"),
         ({"Options": {"com.docker.network.driver.mtu": "x"}}, 400, "mtu"),
         ({"IPAM": {"Config": [{"Subnet": "10.0.0.1/24"}]}}, 400, "10.0.0.1/24"),
         ({"IPAM": {"Config": [{"Subnet": taken}]}}, 403, f"subnet {taken}: Pool overlaps"),
