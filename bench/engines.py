@@ -389,6 +389,7 @@ class HostDockerd(_Peer):
             *(self.program, "--host", f"unix://{self.socket}", "--pidfile", f"{base}/pid", "--live-restore"),
             *("--data-root", f"{base}/root", "--exec-root", f"{base}/run", "--config-file", f"{base}/none.json"),
             *("--storage-driver", "overlay2", "--cgroup-parent", base.name),
+            *("--exec-opt", "native.cgroupdriver=cgroupfs"),  # systemd's takes slices alone
         ]
 
     def start(self) -> None:
