@@ -74,7 +74,7 @@ def test_a_terminal(docker: Docker) -> None:
 def test_what_is_created(docker: Docker) -> None:
     """Options come back from inspect as the CLI shows them."""
     docker(
-        *("create", "--name", "all", "--init", "--cpus", "1.5", "--memory", "64m", "--memory-swap", "-1"),
+        *("create", "--name", "all", "--init", "--cpus", "0.75", "--memory", "64m", "--memory-swap", "-1"),
         *("--pids-limit", "9", "--cgroupns", "private", "--ipc", "shareable", "--device-cgroup-rule", "c 1:3 r"),
         *("--stop-timeout", "3", "--stop-signal", "INT", "--restart", "on-failure:2", "--cap-add", "net_admin"),
         *("--security-opt", "systempaths=unconfined", "--ulimit", "nofile=200:200", "--log-opt", "max-size=1m"),
@@ -87,7 +87,7 @@ def test_what_is_created(docker: Docker) -> None:
     assert config["StopTimeout"] == 3 and config["StopSignal"] == "INT" and config["Labels"] == {"a": "b"}
     assert config["Healthcheck"] == {"Test": ["CMD-SHELL", "true"], "StartPeriod": 2 * 10**9}
     assert config["ExposedPorts"] == {"9/sctp": {}}
-    assert host["Init"] is True and host["NanoCpus"] == 1_500_000_000 and host["PidsLimit"] == 9
+    assert host["Init"] is True and host["NanoCpus"] == 750_000_000 and host["PidsLimit"] == 9
     assert (host["Memory"], host["MemorySwap"], host["ShmSize"]) == (64 << 20, -1, 1 << 20)
     assert (host["CgroupnsMode"], host["IpcMode"]) == ("private", "shareable")
     assert host["DeviceCgroupRules"] == ["c 1:3 r"] and host["RestartPolicy"]["MaximumRetryCount"] == 2
