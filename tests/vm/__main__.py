@@ -176,6 +176,7 @@ class Machine:
         """Install the checkout, its virtual environment, and the unit that runs the tests."""
         place = root / "root/engined"
         place.mkdir()
+        place.parent.chmod(0o711)  # tests run clients as other users
         tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True).stdout
         subprocess.run(
             ["tar", "-c", "--null", "-T", "-"],
