@@ -59,7 +59,8 @@ class Place(NamedTuple):
 
 @pytest.fixture
 def place() -> Iterator[Place]:
-    with host_of_its_own(ipv6=True) as (engine, namespace):
+    """The bus of some tests has no systemd, which the other driver of cgroups asks."""
+    with host_of_its_own("--exec-opt", "native.cgroupdriver=cgroupfs", ipv6=True) as (engine, namespace):
         lan = Lan(namespace)
         try:
             yield Place(engine, lan, namespace)
