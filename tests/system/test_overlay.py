@@ -750,7 +750,7 @@ def test_rules_in_a_container_that_are_refused(hosts: list[Host], monkeypatch: p
     with monkeypatch.context() as patched:
         patched.setattr(overlay.ingress, "answer_by", no_rules)
         host.restore()
-    assert not container.reaches("10.255.0.1")
+    until("the namespace before has gone", lambda: not container.reaches("10.255.0.1"))
     assert host.do(host.overlays.mend()) and container.reaches("10.255.0.1")
 
 
@@ -809,7 +809,7 @@ def test_many_nodes(hosts: list[Host], web: NetworkRecord) -> None:
         assert not driver._complete_routes(found, space)
         return time.thread_time() - begun
 
-    few = min(compared(500) for _ in range(3))
+    few = min(compared(500) for _ in range(3)) or 0.01  # a kernel may count time by ticks
     assert min(compared(4000) for _ in range(2)) < 20 * few
 
 

@@ -3,6 +3,7 @@ reload of systemd, and what happens when the driver changes or the daemon dies."
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,18 +119,22 @@ def test_a_container_without_limits_gets_none(systemd: TempEngine) -> None:
         reload_systemd()
 
 
+LAST = max(os.sched_getaffinity(0))
+"""Number of a processor."""
+DISK = f"/dev/{next((name for name in ('vda', 'ubda') if os.path.exists(f'/dev/{name}')), 'sda')}"
+"""Of the virtual machine: in QEMU, or in User-Mode Linux."""
 LIMITS = {
     **{"Memory": 64 << 20, "MemorySwap": 80 << 20, "MemoryReservation": 32 << 20, "PidsLimit": 50},
-    **{"CpuPeriod": 50_000, "CpuQuota": 12_345, "CpuShares": 512, "CpusetCpus": "1", "CpusetMems": "0"},
+    **{"CpuPeriod": 50_000, "CpuQuota": 12_345, "CpuShares": 512, "CpusetCpus": str(LAST), "CpusetMems": "0"},
     "BlkioWeight": 300,
 }
 DEVICES = {
-    "BlkioDeviceReadBps": [{"Path": "/dev/vda", "Rate": 1 << 20}],
-    "BlkioDeviceWriteIOps": [{"Path": "/dev/vda", "Rate": 77}],
+    "BlkioDeviceReadBps": [{"Path": DISK, "Rate": 1 << 20}],
+    "BlkioDeviceWriteIOps": [{"Path": DISK, "Rate": 77}],
 }
 PROPERTIES = {
     **{"MemoryMax": str(64 << 20), "MemorySwapMax": str(16 << 20), "MemoryLow": str(32 << 20), "TasksMax": "50"},
-    **{"CPUQuotaPerSecUSec": "250ms", "CPUQuotaPeriodUSec": "50ms", "CPUWeight": "20", "AllowedCPUs": "1"},
+    **{"CPUQuotaPerSecUSec": "250ms", "CPUQuotaPeriodUSec": "50ms", "CPUWeight": "20", "AllowedCPUs": str(LAST)},
     **{"AllowedMemoryNodes": "0", "IOWeight": "2930", "IOReadIOPSMax": "", "IOWriteBandwidthMax": ""},
 }
 RATES = {"IOReadBandwidthMax": 1 << 20, "IOWriteIOPSMax": 77}
