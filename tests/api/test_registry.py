@@ -6,12 +6,14 @@ from __future__ import annotations
 import base64
 import contextlib
 import gzip
+import io
 import json
 import os
 import shutil
 import socket
 import stat
 import subprocess
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -40,8 +42,17 @@ from tests.support.images.registry import DOCKER_MANIFEST, OCI_INDEX, PASSWORD, 
 
 pytestmark = pytest.mark.own
 
-BASE = busybox_layer()[:-10240].rstrip(b"\0")
-BASE += bytes(-len(BASE) % 512) + tar([Node("etc/mark", b"not the layer that the shared engine has")])
+
+def _marked(layer: bytes) -> bytes:
+    """The layer with one more file, which makes it another one than the shared engine has."""
+    out, mark = io.BytesIO(layer), tarfile.TarInfo("etc/mark")
+    mark.size = 4
+    with tarfile.open(fileobj=out, mode="a") as archive:
+        archive.addfile(mark, io.BytesIO(b"mark"))
+    return out.getvalue()
+
+
+BASE = _marked(busybox_layer())
 CHANGES = tar(
     [
         directory("etc/"),
