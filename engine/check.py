@@ -25,7 +25,8 @@ from engine.config import FIREWALL_MARK
 from engine.errors import EngineError, words
 from engine.logs import drivers
 from engine.manager import versions
-from engine.networks import firewall, overlay
+from engine.networks import firewall
+from engine.networks.overlay import driver as overlay
 from engine.networks.sandboxes import PORTS
 from engine.runtime import init as found_init
 from engine.runtime import scopes

@@ -61,7 +61,7 @@ from engine.logs import drivers
 from engine.monitor.client import Monitor
 from engine.monitor.handles import Exit
 from engine.networks.attachments import Attachments
-from engine.networks.default import NO_BRIDGE
+from engine.networks.bridge.default import NO_BRIDGE
 from engine.networks.filter import RELAYED
 from engine.networks.networks import Networks
 from engine.plugins.authz import Chain

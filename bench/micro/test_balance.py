@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.networks.balance import Balance
+from engine.networks.overlay.balance import Balance
 from engine.system import namespaces
 
 SERVICES = 1_000

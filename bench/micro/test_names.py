@@ -16,9 +16,9 @@ import dnslib
 import pytest
 import uvloop
 
-from engine.networks import dns
-from engine.networks.names import NameTable
-from engine.networks.resolver import TTL, Resolver
+from engine.networks.dns import messages as dns
+from engine.networks.dns.names import NameTable
+from engine.networks.dns.resolver import TTL, Resolver
 from engine.system import namespaces
 from engine.system.netlink import rtnl
 from engine.system.netlink.rtnl import RouteSocket

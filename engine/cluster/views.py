@@ -18,7 +18,7 @@ Owns:    the views; the records of kinds `swarm-network`, `swarm-endpoint` and `
 Threads: the event loop's.
 Raises:  ServerError when the definition of a new network cannot be written.
 Not here: plain containers on these networks (`attaching.py`), devices and rules
-(`networks/overlays.py`), the session (`agent.py`).
+(`networks/overlay/overlays.py`), the session (`agent.py`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from engine.cluster.parts import Parts
 from engine.errors import EngineError, NotFound, ServerError, words
 from engine.manager.messages import EndpointView, NetworkView, ServiceView, View, Views
 from engine.network_rules import OVERLAY, SWARM
+from engine.networks.dns.names import Names
 from engine.networks.endpoints import Network
-from engine.networks.names import Names
 from engine.networks.network import NetworkRecord, Overlay
 from engine.storage.records import Change
 from engine.system.tasks import spawn

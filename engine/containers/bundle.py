@@ -26,7 +26,7 @@ from engine.containers.sharing import Joined
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter
 from engine.network_rules import PREDEFINED_NAMES
-from engine.networks import resolver
+from engine.networks.dns import resolver
 from engine.networks.host import HAS_IPV6
 from engine.runtime import cdi, users
 from engine.runtime.cgroups import Cgroups

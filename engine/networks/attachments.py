@@ -33,13 +33,13 @@ from engine import metrics
 from engine.errors import EngineError, Forbidden, NotFound, ServerError, words
 from engine.network_rules import SWARM, Address, is_swarm_id
 from engine.networks import endpoints, requested, sandboxes
+from engine.networks.dns.resolver import Resolver
 from engine.networks.drivers import error_context
 from engine.networks.endpoints import Assigned, Network, Sandbox
 from engine.networks.network import HOST, NONE
 from engine.networks.networks import Networks
 from engine.networks.ports import Published
 from engine.networks.publishing import Publishing, Request, Target
-from engine.networks.resolver import Resolver
 from engine.system import namespaces
 from engine.system.tasks import shield
 from engine.system.threads import uninterrupted

@@ -27,8 +27,8 @@ from engine.config import FIREWALL_MARK
 from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError, words
 from engine.network_rules import OVERLAY, Pool, Subnet, span
 from engine.networks import endpoints, host, network, sandboxes
-from engine.networks.bridge import BridgeDriver
-from engine.networks.default import DefaultNetwork
+from engine.networks.bridge.default import DefaultNetwork
+from engine.networks.bridge.driver import BridgeDriver
 from engine.networks.driver import Driver, Gateways, SubnetContested
 from engine.networks.endpoints import Network
 from engine.networks.filter import NO_ENTRIES, BridgeRules, Entries, Filter
@@ -46,7 +46,7 @@ from engine.system.user_namespaces import IdMap
 from engine.wire.containers import EndpointSettings
 
 if TYPE_CHECKING:
-    from engine.networks.overlay import OverlayDriver
+    from engine.networks.overlay.driver import OverlayDriver
 
 _log = logging.getLogger(__name__)
 
@@ -192,8 +192,8 @@ class Drivers:
     def overlays(self) -> OverlayDriver:
         """The driver of a swarm's networks, loaded when the first one is adopted."""
         if self._overlays is None:
-            from engine.networks.encryption import Encryption
-            from engine.networks.overlay import OverlayDriver
+            from engine.networks.overlay.driver import OverlayDriver
+            from engine.networks.overlay.encryption import Encryption
 
             assert self._kernel is not None, "the drivers are open"
             self._overlays = OverlayDriver(self._kernel, self.filter, self.alias, Encryption(self.filter), self.ids)

@@ -16,7 +16,7 @@ from collections.abc import Collection
 from ipaddress import ip_address
 from pathlib import Path
 
-from engine.networks.forwarding import HostServers
+from engine.networks.dns.forwarding import HostServers
 from engine.networks.ipam import Occupied
 from engine.system import sysctls
 from engine.system.netlink import rtnl

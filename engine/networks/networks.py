@@ -34,18 +34,18 @@ from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, No
 from engine.events import EventLog
 from engine.network_rules import Pool, Subnet, parsed_mark
 from engine.networks import endpoints, network, requested
-from engine.networks.default import configured, default_options
+from engine.networks.bridge.default import configured, default_options
+from engine.networks.bridge.repair import Repair
+from engine.networks.dns.forwarding import HostServers
+from engine.networks.dns.names import NameTable
 from engine.networks.drivers import Drivers, PoolsExhausted, Workers
 from engine.networks.endpoints import Network
 from engine.networks.filter import Entries
 from engine.networks.firewalld import Firewalld
-from engine.networks.forwarding import HostServers
-from engine.networks.names import NameTable
 from engine.networks.network import BRIDGE, NONE, NetworkRecord, NetworkStore
-from engine.networks.remote import RemoteDriver
-from engine.networks.remote_endpoints import RemoteEndpoints
-from engine.networks.remote_ipam import RemoteIpam
-from engine.networks.repair import Repair
+from engine.networks.remote.driver import RemoteDriver
+from engine.networks.remote.endpoints import RemoteEndpoints
+from engine.networks.remote.ipam import RemoteIpam
 from engine.networks.serving import Serving
 from engine.plugins.client import Refused
 from engine.plugins.registry import Plugins
@@ -68,7 +68,7 @@ from engine.wire.networks import (
 )
 
 if TYPE_CHECKING:
-    from engine.networks.overlays import Keeper, Overlays
+    from engine.networks.overlay.overlays import Keeper, Overlays
 
 _log = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ class Networks:
         them.
         """
         if self._overlays is None:
-            from engine.networks.overlays import Overlays
+            from engine.networks.overlay.overlays import Overlays
 
             parts = self._store, self.by_id, self.drivers, self.workers, self.names
             self._overlays = Overlays(*parts, self.keeper)

@@ -2,7 +2,7 @@
 
 setns(2) and unshare(2) act on one thread, so a worker thread enters a namespace and leaves it
 before it does anything else. A namespace exists while a process, a socket or a descriptor refers to
-it. Only those with a link of a plugin are bind-mounted (`networks/remote_links.py`), so a crash
+it. Only those with a link of a plugin are bind-mounted (`networks/remote/links.py`), so a crash
 leaves no others behind.
 
 Blocking calls, with the GIL released (ctypes). Raises: OSError with the kernel's errno. Not here:

@@ -43,7 +43,7 @@ from engine.manager import messages as swarm
 from engine.manager.states import Role
 from engine.monitor import messages
 from engine.monitor.journal import Journal
-from engine.networks import dns
+from engine.networks.dns import messages as dns
 from engine.wire.containers import Config
 from engine.wire.nodes import NodeDescription
 from tests.fuzz.mutate import mutated, mutated_tar, pieces

@@ -22,8 +22,8 @@ from typing import TypeVar
 
 import pytest
 
-from engine.networks import balance
-from engine.networks.balance import Balance
+from engine.networks.overlay import balance
+from engine.networks.overlay.balance import Balance
 from engine.system import namespaces, netfilter
 from engine.system.netlink.nft import Element, NftSocket
 from tests.support import PATIENCE

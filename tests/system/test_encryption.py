@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from engine.networks import encryption
-from engine.networks.encryption import Encryption
 from engine.networks.filter import Filter
 from engine.networks.network import Overlay
+from engine.networks.overlay import encryption
+from engine.networks.overlay.encryption import Encryption
 from engine.system import namespaces, netfilter
 from engine.system.netlink.nft import Generations
 from tests.support import PATIENCE

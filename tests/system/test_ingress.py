@@ -18,14 +18,15 @@ from typing import TypeVar
 import msgspec
 import pytest
 
-from engine.networks import ingress, network
-from engine.networks.encryption import Encryption
+from engine.networks import network
 from engine.networks.endpoints import Network
 from engine.networks.filter import BridgeRules, Filter
-from engine.networks.ingress import Ingress
 from engine.networks.ipam import mac_address
 from engine.networks.network import NetworkRecord, Overlay
-from engine.networks.overlay import OverlayDriver
+from engine.networks.overlay import ingress
+from engine.networks.overlay.driver import OverlayDriver
+from engine.networks.overlay.encryption import Encryption
+from engine.networks.overlay.ingress import Ingress
 from engine.networks.sandboxes import Interface, empty
 from engine.system import namespaces, netfilter
 from engine.system.netlink.conntrack import ConntrackSocket

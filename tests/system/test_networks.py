@@ -20,7 +20,7 @@ import pytest
 
 from engine.errors import Forbidden, InvalidParameter, ServerError
 from engine.networks import host, sandboxes
-from engine.networks.bridge import BridgeDriver
+from engine.networks.bridge.driver import BridgeDriver
 from engine.networks.endpoints import Network
 from engine.system import links as system_links
 from engine.system import namespaces

@@ -23,10 +23,12 @@ import pytest
 
 from engine.config import Config
 from engine.errors import Forbidden, NotFound, ServerError
-from engine.networks import overlay, overlays, sandboxes
+from engine.networks import sandboxes
 from engine.networks.attachments import Lent
 from engine.networks.network import NetworkRecord, Overlay
-from engine.networks.overlay import UPLINK, VXLAN, _there
+from engine.networks.overlay import driver as overlay
+from engine.networks.overlay import overlays
+from engine.networks.overlay.driver import UPLINK, VXLAN, _there
 from engine.networks.ports import Published
 from engine.networks.publishing import Request
 from engine.storage.records import Records

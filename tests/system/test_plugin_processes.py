@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from engine.networks import remote_links
+from engine.networks.remote import links as remote_links
 from engine.plugins.managed.process import STOP_SECONDS
 from tests.support.engine.harness import alive, kill_and_wait, until
 from tests.support.plugins.daemon import ControlError, PluginEngine

@@ -21,10 +21,10 @@ import uvloop
 from dnslib import EDNS0, QTYPE, RCODE, RR, A, DNSRecord
 
 from engine.errors import ServerError
-from engine.networks import forwarding, resolver
-from engine.networks.forwarding import Forwarder, HostServers, Server
-from engine.networks.names import NameTable
-from engine.networks.resolver import Resolver
+from engine.networks.dns import forwarding, resolver
+from engine.networks.dns.forwarding import Forwarder, HostServers, Server
+from engine.networks.dns.names import NameTable
+from engine.networks.dns.resolver import Resolver
 from engine.system import namespaces, netfilter
 from engine.system.netlink import rtnl
 from engine.system.netlink.rtnl import RouteSocket

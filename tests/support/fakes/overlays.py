@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from engine.errors import Forbidden, NotFound
-from engine.networks.names import Names
+from engine.networks.dns.names import Names
 from engine.networks.network import NetworkRecord, Overlay
 from engine.storage.records import Change, Table
 

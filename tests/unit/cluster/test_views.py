@@ -17,7 +17,7 @@ from engine.cluster import views as module
 from engine.cluster.views import NodeNetworks
 from engine.errors import NotFound, ServerError
 from engine.manager.messages import EndpointView, NetworkView, PortView, ServiceView, View, Views
-from engine.networks.names import Names
+from engine.networks.dns.names import Names
 from tests.support import PATIENCE
 from tests.support.fakes.overlays import FakeOverlays, MemoryRecords, fake_networks
 

@@ -148,7 +148,7 @@ POOLS = {
     "images/layers.py": "extraction and digests of complete bytes, never of those that are still being received",
     "images/push.py": "packs layers that are here; the chunks wait for the registry on the loop",
     "networks/drivers.py": "exchanges with the kernel",
-    "networks/resolver.py": "opens sockets in namespaces; what they ask is awaited on the loop",
+    "networks/dns/resolver.py": "opens sockets in namespaces; what they ask is awaited on the loop",
     "storage/overlay.py": "counts the files of layers and containers",
     "system/detached_mounts.py": "mounts of the engine; what waits for a client has threads without a bound",
     "system/threads.py": "asyncio.to_thread, in the care of its callers; what waits has threads without a bound",

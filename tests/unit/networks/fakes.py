@@ -20,7 +20,9 @@ from typing import Any
 import pytest
 
 from engine.errors import ServerError
-from engine.networks import attachments, bridge, drivers, filter, host, macvlan, publishing, repair, sandboxes
+from engine.networks import attachments, drivers, filter, host, macvlan, publishing, sandboxes
+from engine.networks.bridge import driver as bridge
+from engine.networks.bridge import repair
 from engine.networks.ports import Published, Relayed
 from engine.networks.sandboxes import Interface
 from engine.system import links, namespaces, netfilter

@@ -18,8 +18,9 @@ import pytest
 
 from engine.config import Config
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError
-from engine.networks import bridge, endpoints, host, macvlan, sandboxes
-from engine.networks.bridge import BridgeDriver
+from engine.networks import endpoints, host, macvlan, sandboxes
+from engine.networks.bridge import driver as bridge
+from engine.networks.bridge.driver import BridgeDriver
 from engine.networks.network import Options
 from engine.networks.ports import Published
 from engine.networks.publishing import Request

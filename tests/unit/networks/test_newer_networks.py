@@ -11,7 +11,8 @@ import msgspec
 import pytest
 
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, ServerError
-from engine.networks import dns, host
+from engine.networks import host
+from engine.networks.dns import messages as dns
 from engine.networks.ipam import NETWORK_POOLS
 from engine.networks.network import NetworkRecord, NetworkStore
 from engine.pruning import Selection

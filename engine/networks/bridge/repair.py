@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from engine.errors import EngineError, words
-from engine.networks.bridge import BridgeDriver
+from engine.networks.bridge.driver import BridgeDriver
 from engine.networks.endpoints import Network
 from engine.system.netlink import rtnl
 from engine.system.netlink.rtnl import Link

@@ -38,7 +38,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address
 
 from engine.errors import words
-from engine.networks import slots
+from engine.networks.overlay import slots
 from engine.system import namespaces, netfilter, sysctls
 from engine.system.netfilter import NetfilterError
 from engine.system.netlink.conntrack import ConntrackSocket

@@ -11,7 +11,7 @@ from dnslib import EDNS0, QTYPE, RCODE, RR, DNSHeader, DNSLabel, DNSQuestion, DN
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.networks import dns
+from engine.networks.dns import messages as dns
 
 LABELS = st.binary(min_size=1, max_size=20)
 NAMES = st.lists(LABELS, min_size=1, max_size=6)

@@ -53,9 +53,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
 from engine.errors import words
-from engine.networks import slots
 from engine.networks.filter import Filter
 from engine.networks.ipam import mac_address
+from engine.networks.overlay import slots
 from engine.networks.ports import ANY, PROTOCOLS, Listeners, PortTaken, Published
 from engine.system import namespaces, netfilter, sysctls
 from engine.system.netfilter import NetfilterError

@@ -11,9 +11,9 @@ import os
 import pytest
 
 from engine.errors import ServerError
-from engine.networks import resolver
-from engine.networks.names import NameTable
-from engine.networks.resolver import Resolver
+from engine.networks.dns import resolver
+from engine.networks.dns.names import NameTable
+from engine.networks.dns.resolver import Resolver
 
 
 def no_descriptor(descriptor: int) -> int:

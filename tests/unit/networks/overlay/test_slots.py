@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.networks import slots
+from engine.networks.overlay import slots
 
 BACKENDS = st.lists(st.integers(0, 90), max_size=80)
 

@@ -15,7 +15,7 @@ import pytest
 
 from engine.config import Config
 from engine.errors import EngineError, Forbidden, NotFound, ServerError
-from engine.networks import remote_links
+from engine.networks.remote import links as remote_links
 from engine.networks.sandboxes import Interface
 from engine.plugins.client import Plugin, Refused
 from engine.plugins.discovery import Discovery

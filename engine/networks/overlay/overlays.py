@@ -23,15 +23,16 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.errors import EngineError, NotFound, ServerError, words
-from engine.networks import endpoints, network, overlay, sandboxes
-from engine.networks.balance import Balance
+from engine.networks import endpoints, network, sandboxes
+from engine.networks.dns.names import Names, NameTable
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network, Sandbox
 from engine.networks.filter import OVERLAY_LINK
-from engine.networks.ingress import Ingress, Port, Ports, answer_datagrams, remove_leftovers
-from engine.networks.names import Names, NameTable
 from engine.networks.network import NetworkRecord, NetworkStore, Overlay
-from engine.networks.overlay import Space
+from engine.networks.overlay import driver as overlay
+from engine.networks.overlay.balance import Balance
+from engine.networks.overlay.driver import Space
+from engine.networks.overlay.ingress import Ingress, Port, Ports, answer_datagrams, remove_leftovers
 from engine.system.netfilter import NetfilterError
 from engine.system.netlink.rtnl import Disturbances
 from engine.system.tasks import spawn

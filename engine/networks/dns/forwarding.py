@@ -24,8 +24,8 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.networks import dns
-from engine.networks.dns import Query
+from engine.networks.dns import messages as dns
+from engine.networks.dns.messages import Query
 from engine.system.tasks import shield
 
 PATIENCE = 1.5

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from engine.errors import ServerError
-from engine.networks import encryption
-from engine.networks.encryption import PERIOD, Encryption, association
 from engine.networks.filter import Filter
 from engine.networks.network import Overlay
+from engine.networks.overlay import encryption
+from engine.networks.overlay.encryption import PERIOD, Encryption, association
 from engine.system import netfilter
 from engine.system.netlink.codec import NetlinkError, Request
 from engine.system.netlink.nft import Element

@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 from dnslib import QTYPE, RCODE, RR, A, DNSRecord
 
-from engine.networks import dns, forwarding
-from engine.networks.forwarding import Forwarder, Server, open_socket
+from engine.networks.dns import forwarding
+from engine.networks.dns import messages as dns
+from engine.networks.dns.forwarding import Forwarder, Server, open_socket
 
 Answer = Callable[[DNSRecord], DNSRecord | None]
 

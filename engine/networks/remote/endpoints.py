@@ -30,11 +30,13 @@ import msgspec
 
 from engine.errors import EngineError, ServerError, words
 from engine.network_rules import Address
-from engine.networks import endpoints, remote, remote_links, requested
+from engine.networks import endpoints, requested
 from engine.networks.endpoints import Assigned, Network
 from engine.networks.publishing import Request
-from engine.networks.remote import RemoteDriver
-from engine.networks.remote_ipam import RemoteIpam
+from engine.networks.remote import driver as remote
+from engine.networks.remote import links as remote_links
+from engine.networks.remote.driver import RemoteDriver
+from engine.networks.remote.ipam import RemoteIpam
 from engine.plugins.client import Cut, Plugin, Refused, Unanswered
 from engine.storage.records import Records
 from engine.system.netlink.rtnl import RouteSocket

@@ -40,14 +40,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
 
 from engine.errors import EngineError, ServerError, words
-from engine.networks import endpoints, host, ingress, sandboxes
+from engine.networks import endpoints, host, sandboxes
 from engine.networks.driver import Gateways
-from engine.networks.encryption import Encryption
 from engine.networks.endpoints import Network, Sandbox
 from engine.networks.filter import BridgeRules, Filter
-from engine.networks.ingress import SINK, UPLINK, VXLAN
 from engine.networks.ipam import mac_address
 from engine.networks.network import Overlay
+from engine.networks.overlay import ingress
+from engine.networks.overlay.encryption import Encryption
+from engine.networks.overlay.ingress import SINK, UPLINK, VXLAN
 from engine.networks.sandboxes import Interface, ReadySandbox
 from engine.system import namespaces, netfilter, sysctls
 from engine.system.netlink import rtnl, xfrm

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import EngineError, ServerError
-from engine.networks import network, remote
+from engine.networks import network
 from engine.networks.network import NetworkRecord
 from engine.networks.publishing import Request
-from engine.networks.remote import Route
+from engine.networks.remote import driver as remote
+from engine.networks.remote.driver import Route
 from engine.wire.containers import EndpointSettings, PortBinding
 from engine.wire.network_plugins import EndpointJoined, FilledInterface
 from engine.wire.networks import IPAM, IPAMConfig, NetworkCreate

@@ -34,10 +34,10 @@ from itertools import islice
 from typing import cast
 
 from engine.errors import ServerError, words
-from engine.networks import dns
-from engine.networks.dns import Query
-from engine.networks.forwarding import Forwarder, HostServers, Server, open_socket
-from engine.networks.names import NameTable
+from engine.networks.dns import messages as dns
+from engine.networks.dns.forwarding import Forwarder, HostServers, Server, open_socket
+from engine.networks.dns.messages import Query
+from engine.networks.dns.names import NameTable
 from engine.system import namespaces, netfilter
 from engine.system.tasks import shield
 from engine.system.threads import Threads

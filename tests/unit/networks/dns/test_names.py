@@ -8,8 +8,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.networks import dns
-from engine.networks.names import Names, NameTable
+from engine.networks.dns import messages as dns
+from engine.networks.dns.names import Names, NameTable
 
 
 def add(

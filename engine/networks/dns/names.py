@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from typing import NamedTuple, TypeVar
 
-from engine.networks import dns
+from engine.networks.dns import messages as dns
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.config import Config
 from engine.errors import InvalidParameter
-from engine.networks.default import DefaultNetwork, configured, default_options
+from engine.networks.bridge.default import DefaultNetwork, configured, default_options
 from engine.networks.network import NetworkRecord
 from engine.wire.networks import IPAMConfig
 

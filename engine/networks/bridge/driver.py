@@ -23,7 +23,7 @@ import msgspec
 from engine.errors import Forbidden, ServerError, words
 from engine.network_rules import Pool, Subnet, span
 from engine.networks import host, sandboxes
-from engine.networks.default import DEFAULT_MTU, DefaultNetwork
+from engine.networks.bridge.default import DEFAULT_MTU, DefaultNetwork
 from engine.networks.driver import Gateways, SubnetContested
 from engine.networks.endpoints import Network, with_prefix
 from engine.networks.filter import Filter

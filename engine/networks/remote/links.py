@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engine.errors import ServerError
 from engine.networks import sandboxes
-from engine.networks.remote import Joined, Route
+from engine.networks.remote.driver import Joined, Route
 from engine.networks.sandboxes import Interface
 from engine.system import mounts, namespaces
 from engine.system.netlink import rtnl
