@@ -1,4 +1,4 @@
-"""The processes of a container, as ps(1) on the host shows them (`system/ps`)."""
+"""The processes of a container, as ps(1) on the host shows them (`system/ps.py`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import asyncio
 from engine.containers.container import Container
 from engine.errors import ServerError
 from engine.system.host_paths import HostPaths
-from engine.system.ps.listing import process_list
-from engine.system.ps.options import DEFAULT, parse
+from engine.system.ps import process_list
 from engine.wire.stats import ProcessList
 
 _processes = HostPaths()
@@ -21,6 +20,6 @@ async def top(container: Container, ps_args: str) -> ProcessList:
     if not container.running:
         raise ServerError(f"Container {container.id} is not running")
     pids = await asyncio.to_thread(container.parts.cgroups.processes, container.cgroup)
-    found = await _processes.run(process_list, pids, parse(ps_args or DEFAULT))
+    found = await _processes.run(process_list, pids, ps_args)
     container.publish("top")
     return found

@@ -265,8 +265,8 @@ def test_monitor_killed_in_the_middle_of_an_exec(tmp_path: Path, made: bool) -> 
         client.start()
 
         def commands() -> list[str]:
-            listed = engine.request("GET", f"/v1.24/containers/{container}/top?ps_args=-o+args").json()["Processes"]
-            return sorted(line[0] for line in listed)
+            listed = engine.request("GET", f"/v1.24/containers/{container}/top?ps_args=-o+pid,args").json()["Processes"]
+            return sorted(line[1] for line in listed)
 
         if made:
             until("the process is there", lambda: commands() == ["sleep 600", "sleep 601"])

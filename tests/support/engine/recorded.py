@@ -189,7 +189,7 @@ def _containers(transcript: Transcript) -> None:
     transcript.until_logged(here, b"err")
     ask("GET", "/containers/json?size=1")
     ask("GET", f"{here}/json")
-    ask("GET", f"{here}/top?ps_args=-o%20comm")
+    ask("GET", f"{here}/top?ps_args=-o%20pid,comm")
     ask("GET", f"{here}/stats?stream=0", values=False)
     ask("GET", f"{here}/changes")
     ask("POST", f"{here}/update", {"CpuShares": 256})
