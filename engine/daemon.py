@@ -58,6 +58,8 @@ from engine.images.record import ImageUser
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.logs import drivers
+from engine.managed_plugins.process import NETNS, SOCKETS, Processes
+from engine.managed_plugins.store import ManagedPlugins
 from engine.monitor.client import Monitor
 from engine.monitor.handles import Exit
 from engine.networks.attachments import Attachments
@@ -66,8 +68,6 @@ from engine.networks.filter import RELAYED
 from engine.networks.networks import Networks
 from engine.plugins.authz import Chain
 from engine.plugins.discovery import Discovery
-from engine.plugins.managed.process import NETNS, SOCKETS, Processes
-from engine.plugins.managed.store import ManagedPlugins
 from engine.plugins.registry import Plugins
 from engine.runtime import apparmor
 from engine.runtime.cdi import Registry

@@ -21,8 +21,8 @@ from engine.facts import Counts, Host, ProgramFacts
 from engine.http.relays import Relays
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
+from engine.managed_plugins.store import ManagedPlugins
 from engine.networks.networks import Networks
-from engine.plugins.managed.store import ManagedPlugins
 from engine.usage import Usages
 from engine.volumes.store import VolumeStore
 

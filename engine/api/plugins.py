@@ -11,7 +11,7 @@ from engine.api.replies import empty_reply, json_lines, json_reply, stream_reply
 from engine.api.versions.change import Flag
 from engine.errors import Conflict, InvalidParameter, ServerError, WrongState
 from engine.http.messages import Reply, Request, StreamReply
-from engine.plugins.managed.store import FILTERS
+from engine.managed_plugins.store import FILTERS
 from engine.wire.plugins import PluginInspect, PluginPrivilege
 
 START_TIMEOUT = 30

@@ -11,7 +11,7 @@ ROOT/
   layers/<n>/work        the work directory that overlayfs needs beside an upper directory
   containers/<id>/       log, hosts, hostname, resolv.conf, OCI bundle (containers)
   volumes/<name>/_data   named volumes (volumes)
-  plugins/<id>/          output, OCI bundle and PropagatedMount of managed plugins (plugins/managed)
+  plugins/<id>/          output, OCI bundle and PropagatedMount of managed plugins (managed_plugins)
   build/caches/<name>/   directories of RUN --mount=type=cache (build/caches.py)
   build/contexts/<key>/  contents of clients' build contexts (build/kept.py)
   build/history/<name>   logs of builds that have ended (build/buildkit/history.py)

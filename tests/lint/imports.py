@@ -71,14 +71,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "containers": {"images", "networks", "plugins", "volumes", "logs"} | BELOW | SHARED,
     # installs plugins from registries and runs them as containers are run; the others see `plugins`
     # alone
-    "plugins.managed": {"containers", "images", "logs", "plugins"} | BELOW | SHARED,
+    "managed_plugins": {"containers", "images", "logs", "plugins"} | BELOW | SHARED,
     "build": {"containers", "images", "networks", "volumes"} | BELOW | SHARED,
     "cluster": {"containers", "images", "networks", "volumes", "logs", "manager"}
     | BELOW
     | SHARED,  # of manager only its messages
     "usage": {"build", "containers", "images", "volumes", "system"} | SHARED,
     "api": {
-        *("http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "plugins.managed"),
+        *("http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "managed_plugins"),
         *("monitor", "usage"),
         *SHARED,
     },
@@ -126,8 +126,6 @@ PARTS_OF = {
 def part(module: str) -> str:
     """`engine.images.store` → `images`; the package itself (its version) is ""."""
     words = module.split(".")
-    if words[1:3] == ["plugins", "managed"]:
-        return "plugins.managed"
     return words[1] if len(words) > 1 else ""
 
 

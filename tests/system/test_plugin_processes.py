@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from engine.managed_plugins.process import STOP_SECONDS
 from engine.networks.remote import links as remote_links
-from engine.plugins.managed.process import STOP_SECONDS
 from tests.support.engine.harness import alive, kill_and_wait, until
 from tests.support.plugins.daemon import ControlError, PluginEngine
 from tests.support.plugins.images import config

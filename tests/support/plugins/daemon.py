@@ -22,7 +22,7 @@ import msgspec
 import engine.daemon
 from engine.__main__ import main
 from engine.errors import EngineError
-from engine.plugins.managed.record import PluginRecord
+from engine.managed_plugins.record import PluginRecord
 from engine.wire.plugins import PluginConfig, PluginSettings
 from tests.support import PATIENCE
 from tests.support.engine.harness import TempEngine

@@ -34,10 +34,10 @@ from engine.images.layers import chain_ids
 from engine.images.reference import Reference
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
+from engine.managed_plugins import making, privileges, pull, push, settings
+from engine.managed_plugins.pull import Fetching, Found
+from engine.managed_plugins.record import PluginRecord
 from engine.plugins.discovery import Endpoint
-from engine.plugins.managed import making, privileges, pull, push, settings
-from engine.plugins.managed.pull import Fetching, Found
-from engine.plugins.managed.record import PluginRecord
 from engine.plugins.registry import Plugins
 from engine.storage.records import Records
 from engine.system.threads import whole

@@ -27,8 +27,8 @@ from engine.containers import spec as containers
 from engine.containers.body import directory
 from engine.containers.limits import check_exec
 from engine.errors import InvalidParameter, NotFound
-from engine.plugins.managed.config import PROTOCOLS
-from engine.plugins.managed.record import PluginRecord
+from engine.managed_plugins.config import PROTOCOLS
+from engine.managed_plugins.record import PluginRecord
 from engine.runtime import apparmor, capabilities, cgroups, seccomp
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime

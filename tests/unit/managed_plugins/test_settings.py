@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter
-from engine.plugins.managed import settings
+from engine.managed_plugins import settings
 from engine.wire.plugins import (
     PluginArgs,
     PluginConfig,

@@ -13,8 +13,8 @@ from engine.images.layers import chain_ids
 from engine.images.push import Pushing, Source
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
-from engine.plugins.managed.pull import CONFIG_TYPE
-from engine.plugins.managed.record import PluginRecord
+from engine.managed_plugins.pull import CONFIG_TYPE
+from engine.managed_plugins.record import PluginRecord
 from engine.wire.images import Progress, ProgressDetail, PushResult
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from engine.containers import security
 from engine.errors import EngineError, InvalidParameter, NotFound
-from engine.plugins.managed import spec
-from engine.plugins.managed.record import PluginRecord
+from engine.managed_plugins import spec
+from engine.managed_plugins.record import PluginRecord
 from engine.runtime import capabilities
 from engine.runtime.cgroups import Cgroups
 from engine.runtime.oci import Runtime

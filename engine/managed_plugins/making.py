@@ -22,7 +22,7 @@ from engine.errors import Conflict, InvalidParameter, ServerError, reason, reaso
 from engine.images import archive
 from engine.images.spans import Span
 from engine.images.store import ImageStore
-from engine.plugins.managed import config as configs
+from engine.managed_plugins import config as configs
 from engine.storage.snapshots import Ingest, Layer
 from engine.system import files
 from engine.system.threads import uninterrupted

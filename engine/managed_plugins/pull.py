@@ -23,7 +23,7 @@ from engine.images.pull import Bringing, Downloads, Resolved
 from engine.images.reference import Reference
 from engine.images.spans import Span
 from engine.images.store import ImageStore
-from engine.plugins.managed import config as configs
+from engine.managed_plugins import config as configs
 from engine.wire.images import Descriptor, Progress
 from engine.wire.plugins import PluginConfig
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter
-from engine.plugins.managed import config as configs
+from engine.managed_plugins import config as configs
 from engine.wire.plugins import PluginMount
 
 DIGEST = f"sha256:{'0' * 64}"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidParameter
-from engine.plugins.managed import privileges
+from engine.managed_plugins import privileges
 from engine.wire.plugins import (
     PluginConfig,
     PluginDevice,

@@ -43,11 +43,11 @@ from engine.containers.extra_mounts import Placed
 from engine.containers.parts import Parts
 from engine.errors import EngineError, NotFound, ServerError, reason, reason_with_file, words
 from engine.logs.targets import JsonFile
+from engine.managed_plugins import propagated, spec
+from engine.managed_plugins.record import PluginRecord
 from engine.monitor.handles import Exit, LaunchFailed, Process
 from engine.plugins.client import connect
 from engine.plugins.discovery import Endpoint
-from engine.plugins.managed import propagated, spec
-from engine.plugins.managed.record import PluginRecord
 from engine.plugins.registry import Plugins
 from engine.runtime import cgroups, users
 from engine.runtime.oci import failure_reason

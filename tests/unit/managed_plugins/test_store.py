@@ -29,10 +29,10 @@ from engine.images.push import Pushing
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
 from engine.images.turns import Turns
+from engine.managed_plugins import pull as pulls
+from engine.managed_plugins.record import PluginRecord
+from engine.managed_plugins.store import ManagedPlugins
 from engine.plugins.discovery import Discovery, Endpoint
-from engine.plugins.managed import pull as pulls
-from engine.plugins.managed.record import PluginRecord
-from engine.plugins.managed.store import ManagedPlugins
 from engine.plugins.registry import Plugins
 from engine.storage.content import Content
 from engine.storage.records import Records
