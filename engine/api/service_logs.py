@@ -34,7 +34,7 @@ _CONTEXT = "com.docker.swarm"
 
 
 class Line(Protocol):
-    """One line (`engine.manager.messages.LogLine`)."""
+    """One line (`engine.swarm_session.messages.LogLine`)."""
 
     @property
     def task(self) -> str: ...

@@ -37,8 +37,8 @@ from engine.cluster.parts import Parts
 from engine.cluster.state import CERTIFICATE, KEY, ROOTS, Identity
 from engine.cluster.views import NodeNetworks
 from engine.errors import BUG, EngineError, Forbidden, ServerError, words
-from engine.manager.frames import Connection
-from engine.manager.messages import (
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import (
     Assignments,
     Beat,
     Bye,

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable
 
 from engine.errors import EngineError
 from engine.events import EventLog
-from engine.manager.messages import Change
+from engine.swarm_session.messages import Change
 
 PAUSE = 1.0
 """Seconds until a manager that ended is asked again."""

@@ -33,9 +33,9 @@ import msgspec
 from engine.cluster.parts import Parts
 from engine.containers import settings as of_containers
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotAttachable, NotFound, ServerError, words
-from engine.manager.frames import Connection
-from engine.manager.messages import Assigned, Attach, Attached, Detach
 from engine.networks.attachments import Lent
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Assigned, Attach, Attached, Detach
 from engine.system.tasks import shield, spawn
 from engine.system.threads import cancelled
 from engine.wire.containers import EndpointSettings

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from engine.errors import InvalidParameter
-from engine.manager.messages import Assigned
 from engine.networks.requested import DATAGRAMS_OPTION
+from engine.swarm_session.messages import Assigned
 from engine.templates import Value, expand
 from engine.wire.containers import (
     CreateBody,

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from engine.errors import Unimplemented
-from engine.manager.frames import ALPN, Connection, Serve
-from engine.manager.messages import Message
+from engine.swarm_session.frames import ALPN, Connection, Serve
+from engine.swarm_session.messages import Message
 from engine.system.tasks import spawn
 
 SOCKET = "manager.sock"

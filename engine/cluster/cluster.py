@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from engine.cluster.membership import Membership
     from engine.cluster.parts import Parts
     from engine.cluster.views import NodeNetworks
-    from engine.manager.messages import Change, Done, LogLine
     from engine.networks.network import NetworkRecord
+    from engine.swarm_session.messages import Change, Done, LogLine
     from engine.wire.swarm import InitRequest, JoinRequest
 
 _log = logging.getLogger(__name__)

@@ -29,8 +29,8 @@ import engine
 from engine.cluster import client
 from engine.cluster.state import CERTIFICATE, KEY, Directory
 from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError, reason
-from engine.manager.frames import Connection
-from engine.manager.messages import FetchRoot, Join, Joined, Renew, Renewed
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import FetchRoot, Join, Joined, Renew, Renewed
 from engine.system.threads import uninterrupted
 
 ANSWER_LIMIT = 20.0

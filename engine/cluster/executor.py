@@ -51,8 +51,8 @@ from engine.errors import (
     WrongState,
     words,
 )
-from engine.manager.messages import Assigned, Assignments, Status
-from engine.manager.states import TaskState
+from engine.swarm_session.messages import Assigned, Assignments, Status
+from engine.swarm_session.states import TaskState
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled
 from engine.wire.services import ServiceSpec

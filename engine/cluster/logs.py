@@ -23,7 +23,7 @@ import msgspec
 from engine.containers import log_plan, logs
 from engine.containers.container import Container
 from engine.errors import EngineError
-from engine.manager.messages import LogLine, LogLines
+from engine.swarm_session.messages import LogLine, LogLines
 
 STDERR = 2
 ERROR = 3

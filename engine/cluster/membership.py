@@ -49,8 +49,8 @@ from engine.errors import (
     WrongState,
     words,
 )
-from engine.manager.frames import Connection
-from engine.manager.messages import Begin, Change, Done, Joined, LogLine, Peer, Renewed, Session
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Begin, Change, Done, Joined, LogLine, Peer, Renewed, Session
 from engine.system.tasks import shield, spawn
 from engine.system.threads import cancelled, uninterrupted, whole
 

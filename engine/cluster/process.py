@@ -31,8 +31,8 @@ import msgspec
 import engine
 from engine.cluster import client
 from engine.errors import EngineError, ServerError, Unavailable, reason
-from engine.manager.frames import Connection
-from engine.manager.messages import Begin, Stop
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Begin, Stop
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled
 

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from engine.errors import EngineError, ServerError, words
-from engine.manager.frames import Connection
-from engine.manager.messages import Call, Change, Done, Follow, LogLine, LogLines, Watch
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Call, Change, Done, Follow, LogLine, LogLines, Watch
 
 CALL_LIMIT = 30.0
 """Seconds that a manager may take to answer a request; it gives up a write after 20 s itself."""

@@ -32,7 +32,7 @@ from engine.cluster import certificates
 from engine.cluster.certificates import Certificate
 from engine.cluster.phases import Phase
 from engine.errors import ServerError, reason_with_file, words
-from engine.manager.messages import Peer
+from engine.swarm_session.messages import Peer
 from engine.system.files import sync_directory, write_atomically
 
 FILE = "state.json"

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 from engine.errors import ServerError
-from engine.manager.messages import Assigned, Assignments, Status
-from engine.manager.states import TaskState
 from engine.storage.records import Change, Records
+from engine.swarm_session.messages import Assigned, Assignments, Status
+from engine.swarm_session.states import TaskState
 from engine.wire.services import ServiceSpec
 from engine.wire.swarm import Driver
 from engine.wire.tasks import PortConfig

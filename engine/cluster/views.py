@@ -33,12 +33,12 @@ import msgspec
 
 from engine.cluster.parts import Parts
 from engine.errors import EngineError, NotFound, ServerError, words
-from engine.manager.messages import EndpointView, NetworkView, ServiceView, View, Views
 from engine.network_rules import OVERLAY, SWARM
 from engine.networks.dns.names import Names
 from engine.networks.endpoints import Network
 from engine.networks.network import NetworkRecord, Overlay
 from engine.storage.records import Change
+from engine.swarm_session.messages import EndpointView, NetworkView, ServiceView, View, Views
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled
 from engine.wire.networks import IPAM, IPAMConfig

@@ -4,6 +4,6 @@ Owns:     one etcd member, the cache of its records, the CA, the sessions of age
           leader the loops that make tasks out of services.
 Not here: containers. The daemon has the agent that runs tasks (`engine/cluster`).
 
-The program is `main.py`. It imports `wire`, `errors`, `events`, `config` and `system` alone, and
-the packages of the extra `swarm`; the daemon imports `messages` and `frames` of it.
+The program is `main.py`. The daemon imports nothing of this: `engine/swarm_session` has what both
+need.
 """

@@ -35,7 +35,6 @@ from ipaddress import IPv4Address, IPv4Network
 
 from engine.errors import Forbidden, InvalidParameter, NotFound
 from engine.manager import tasks as rules
-from engine.manager.clock import SECOND, Clock
 from engine.manager.loops import Acting
 from engine.manager.records import (
     ATTACHMENTS,
@@ -50,6 +49,7 @@ from engine.manager.records import (
     Task,
 )
 from engine.manager.store import Event, Store
+from engine.swarm_session.clock import SECOND, Clock
 from engine.wire.services import ServiceSpec
 
 WAIT = 60.0

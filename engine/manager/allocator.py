@@ -27,7 +27,6 @@ from msgspec.structs import replace
 from engine.errors import EngineError, ServerError
 from engine.manager import tasks as rules
 from engine.manager.addresses import Addresses
-from engine.manager.clock import SECOND, Clock
 from engine.manager.loops import Acting
 from engine.manager.records import (
     ATTACHMENTS,
@@ -41,8 +40,9 @@ from engine.manager.records import (
     ServiceStatus,
 )
 from engine.manager.scheduler import BATCH, SLICE
-from engine.manager.states import NodeState
 from engine.manager.store import Change, Compare, Delete, Entry, Event, Put, Store
+from engine.swarm_session.clock import SECOND, Clock
+from engine.swarm_session.states import NodeState
 from engine.wire.services import Endpoint, ServiceSpec, VirtualIP
 
 REFUSED = 60 * SECOND

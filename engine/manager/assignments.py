@@ -24,10 +24,10 @@ import msgspec
 
 from engine.errors import EngineError
 from engine.manager import records
-from engine.manager.messages import Assigned, Assignments, Delivery
 from engine.manager.records import Task, spec_key
-from engine.manager.states import TaskState
 from engine.manager.store import Store
+from engine.swarm_session.messages import Assigned, Assignments, Delivery
+from engine.swarm_session.states import TaskState
 from engine.wire.services import ServiceSpec
 
 Unseal = Callable[[str, bytes], bytes]

@@ -27,12 +27,12 @@ from msgspec.structs import replace
 
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, Unavailable
 from engine.manager import records
-from engine.manager.clock import Clock
-from engine.manager.frames import refusal
-from engine.manager.messages import Attach, Refused
 from engine.manager.networks import find_network
 from engine.manager.records import AttachmentRecord, Claim, NetworkRecord, new_id, use_claim
 from engine.manager.store import Change, Compare, Delete, Entry, Event, Put, Stale, Store
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.frames import refusal
+from engine.swarm_session.messages import Attach, Refused
 
 ANSWER = 15.0
 """Seconds in which the leader gives an address."""

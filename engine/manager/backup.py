@@ -31,10 +31,10 @@ import zstandard
 
 from engine import __version__
 from engine.errors import EngineError, InvalidParameter, ServerError, reason_with_file, words
-from engine.manager.clock import SECOND, Clock
 from engine.manager.kv import Compacted, Etcd, Guard, Item, PutKey
 from engine.manager.records import CLUSTER, TURNS, Cluster
 from engine.manager.store import BASE, OPERATIONS, SIZE, base_of, read_all
+from engine.swarm_session.clock import SECOND, Clock
 from engine.system.files import sync_directory, write_atomically
 
 FORMAT = 1

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from engine.manager.clock import Clock
+from engine.swarm_session.clock import Clock
 from engine.system.tasks import spawn
 
 T = TypeVar("T")

@@ -44,11 +44,11 @@ from engine.manager.certificates import (
     request_key,
     subject_of,
 )
-from engine.manager.clock import SECOND, Clock
 from engine.manager.identity import Identity
 from engine.manager.records import CAKey, Claim, Cluster, DataKey
-from engine.manager.states import Role
 from engine.manager.store import Change, Compare, Put, Store
+from engine.swarm_session.clock import SECOND, Clock
+from engine.swarm_session.states import Role
 from engine.wire.swarm import CAConfig, ExternalCA, SwarmSpec, TLSInfo
 
 DAY = 24 * 3600 * SECOND

@@ -26,9 +26,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from engine.errors import InvalidParameter
-from engine.manager.clock import SECOND
 from engine.manager.keys import load_key, new_key
-from engine.manager.states import Role
+from engine.swarm_session.clock import SECOND
+from engine.swarm_session.states import Role
 
 MANAGER_NAME = "swarm-manager"
 """In the certificates of managers alone."""

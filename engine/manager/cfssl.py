@@ -33,7 +33,7 @@ from engine.manager.certificates import (
     request_key,
     subject_of,
 )
-from engine.manager.states import Role
+from engine.swarm_session.states import Role
 from engine.system.tls import verifying_context
 from engine.wire.swarm import ExternalCA
 

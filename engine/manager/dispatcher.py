@@ -39,21 +39,22 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError, Unavailable
-from engine.manager import logs, messages, records
+from engine.manager import logs, records
 from engine.manager.assignments import AssignmentSet
 from engine.manager.attaching import Attachments
 from engine.manager.batches import Batches
 from engine.manager.ca import Authority
-from engine.manager.clock import SECOND, Clock
-from engine.manager.frames import HIGH_WATER, Connection
 from engine.manager.identity import Identity
 from engine.manager.kv import EtcdError
-from engine.manager.messages import Beat, Bye, Done, Hello, Message, Peer
 from engine.manager.records import Cluster, NodeData, new_id
-from engine.manager.states import NodeState, Role, TaskState
 from engine.manager.statuses import Statuses
 from engine.manager.store import Change, Compare, Event, Put, Store
 from engine.manager.views import Feed, NetworkViews
+from engine.swarm_session import messages
+from engine.swarm_session.clock import SECOND, Clock
+from engine.swarm_session.frames import HIGH_WATER, Connection
+from engine.swarm_session.messages import Beat, Bye, Done, Hello, Message, Peer
+from engine.swarm_session.states import NodeState, Role, TaskState
 from engine.system.tasks import spawn
 
 PERIOD = 5.0

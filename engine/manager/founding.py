@@ -20,15 +20,15 @@ import msgspec
 from engine.errors import InvalidParameter, NotFound, ServerError, decoding_reason
 from engine.manager import ca, joining, keys, networks, renewal, roots
 from engine.manager.ca import Authority
-from engine.manager.clock import Clock
 from engine.manager.control import validate
 from engine.manager.kv import FIRST, LAST, Etcd, Guard, InDoubt, PutKey
 from engine.manager.member import Member
-from engine.manager.messages import Begin
 from engine.manager.records import CLUSTER, MANAGERS, NODE_DATA, NODES, NodeData, NodeRecord, encode
-from engine.manager.states import NodeState, Role
 from engine.manager.store import Change, Compare, Delete, Put, Store
 from engine.manager.tls import Credentials
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.messages import Begin
+from engine.swarm_session.states import NodeState, Role
 from engine.system.files import write_atomically
 from engine.wire.swarm import InitRequest, RaftConfig, SwarmSpec
 

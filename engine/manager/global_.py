@@ -15,7 +15,6 @@ import asyncio
 from msgspec.structs import replace
 
 from engine.manager import tasks as rules
-from engine.manager.clock import Clock
 from engine.manager.loops import Acting
 from engine.manager.placement import Demand
 from engine.manager.records import (
@@ -31,8 +30,9 @@ from engine.manager.records import (
 )
 from engine.manager.scheduler import SLICE, Birth, Scheduler
 from engine.manager.slots import Slots
-from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Entry, Event, Put, Store
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.states import TaskState
 
 
 class Dirty:

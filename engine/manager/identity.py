@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.manager.states import Role
+from engine.swarm_session.states import Role
 
 
 class Identity(NamedTuple):

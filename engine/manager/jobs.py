@@ -15,7 +15,6 @@ import itertools
 from msgspec.structs import replace
 
 from engine.manager import tasks as rules
-from engine.manager.clock import Clock
 from engine.manager.global_ import Dirty, birth, is_open
 from engine.manager.loops import Acting
 from engine.manager.records import (
@@ -30,8 +29,9 @@ from engine.manager.records import (
 )
 from engine.manager.scheduler import Birth, Scheduler
 from engine.manager.slots import Slots
-from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Entry, Event, Put, Store
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.states import TaskState
 from engine.wire.services import ServiceSpec
 
 

@@ -22,20 +22,21 @@ import msgspec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable, Unimplemented, WrongState, words
-from engine.manager import messages, records, roots
+from engine.manager import records, roots
 from engine.manager.ca import FOREIGN, Authority
 from engine.manager.certificates import request_key
-from engine.manager.clock import Clock
 from engine.manager.control import validate
-from engine.manager.frames import Connection
 from engine.manager.identity import Identity
 from engine.manager.kv import Etcd
 from engine.manager.members import Members
-from engine.manager.messages import Done, Joined, MemberAdded, Message, Peer, Renewed
 from engine.manager.records import ID_LENGTH, NodeData, NodeRecord, base36
-from engine.manager.states import Role
 from engine.manager.store import Compare, Put, Stale, Store
 from engine.manager.tls import Credentials, dial
+from engine.swarm_session import messages
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Done, Joined, MemberAdded, Message, Peer, Renewed
+from engine.swarm_session.states import Role
 from engine.system.threads import whole
 
 ATTEMPTS = 5

@@ -13,13 +13,13 @@ import asyncio
 
 from engine.manager import constraints
 from engine.manager import tasks as rules
-from engine.manager.clock import Clock
 from engine.manager.loops import Acting
 from engine.manager.placement import demand_of
 from engine.manager.records import NODE_DATA, NODES, TASK_STATUS, TASKS, NodeData, NodeRecord, Task, TaskStatus
 from engine.manager.restarts import Restarts
-from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Event, Put, Store
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.states import TaskState
 
 SLICE = 50
 """Nodes that are looked at before others get the event loop."""

@@ -21,10 +21,10 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from engine.errors import EngineError
-from engine.manager.clock import Clock
 from engine.manager.kv import Etcd, EtcdError, LeaseGone
 from engine.manager.records import LEADER, MANAGERS, Leader, ManagerPresence
 from engine.manager.store import Compare, Event, Fenced, Put, Stale, Store
+from engine.swarm_session.clock import Clock
 from engine.system.tasks import spawn
 
 LEASE = 5

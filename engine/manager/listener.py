@@ -27,13 +27,13 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 
 from engine.errors import EngineError, Forbidden, Unavailable, words
-from engine.manager import frames, messages
 from engine.manager.ca import Authority
-from engine.manager.frames import Connection
 from engine.manager.identity import Identity
-from engine.manager.messages import Message
-from engine.manager.states import Role
 from engine.manager.tls import Credentials, split
+from engine.swarm_session import frames, messages
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Message
+from engine.swarm_session.states import Role
 from engine.system.tasks import spawn
 
 HANDSHAKE = 10.0

@@ -22,12 +22,12 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from engine.manager import records
-from engine.manager.clock import SECOND, Clock
 from engine.manager.dispatcher import RETURN, SUSPECT, period_of
 from engine.manager.loops import Acting
 from engine.manager.records import NodeData, TaskStatus
-from engine.manager.states import NodeState, TaskState
 from engine.manager.store import Change, Compare, Event, Put, Store
+from engine.swarm_session.clock import SECOND, Clock
+from engine.swarm_session.states import NodeState, TaskState
 
 TICK = 1.0
 """Seconds between two looks at all nodes."""

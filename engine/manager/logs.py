@@ -30,13 +30,13 @@ from msgspec.structs import replace
 from engine.errors import EngineError, InvalidParameter, Unavailable, words
 from engine.manager import records
 from engine.manager import tasks as rules
-from engine.manager.clock import Clock
 from engine.manager.control.services import find_service
 from engine.manager.control.tasks import find_task
-from engine.manager.frames import Connection
-from engine.manager.messages import Ended, Follow, LogLine, LogLines, ReadLogs
-from engine.manager.states import NodeState, TaskState
 from engine.manager.store import Event, Store
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Ended, Follow, LogLine, LogLines, ReadLogs
+from engine.swarm_session.states import NodeState, TaskState
 from engine.system.tasks import shield
 
 ERROR = 3

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine.errors import EngineError
-from engine.manager.clock import Clock
 from engine.manager.store import Change, Compare, Event, Fenced, Store
+from engine.swarm_session.clock import Clock
 
 PAUSE = 0.25
 """Seconds after a step that failed."""

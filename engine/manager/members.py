@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 from engine.errors import Conflict, InvalidParameter, NotFound, ServerError, Unavailable, WrongState
 from engine.manager import records
-from engine.manager.clock import SECOND, Clock
 from engine.manager.kv import Etcd, EtcdError, InDoubt, LeaseGone, Member
 from engine.manager.records import Claim
 from engine.manager.store import Compare, Delete, Put, Stale, Store
+from engine.swarm_session.clock import SECOND, Clock
 from engine.system.tasks import spawn
 from engine.system.threads import whole
 

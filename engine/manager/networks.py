@@ -22,7 +22,6 @@ import msgspec
 
 from engine import network_rules
 from engine.errors import Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
-from engine.manager.clock import Clock
 from engine.manager.control import validate
 from engine.manager.control.context import Precondition, find
 from engine.manager.loops import Acting
@@ -44,6 +43,7 @@ from engine.manager.records import (
 )
 from engine.manager.store import Change, Compare, Entry, Event, Fenced, Put, Stale, Store
 from engine.network_rules import OVERLAY, PREDEFINED_NAMES
+from engine.swarm_session.clock import Clock
 from engine.wire.networks import IPAMConfig, NetworkCreate
 from engine.wire.services import ServiceSpec
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from engine.manager.addresses import Addresses
 from engine.manager.allocator import Allocator
-from engine.manager.clock import Clock
 from engine.manager.global_ import Global
 from engine.manager.jobs import Jobs
 from engine.manager.keeper import Keeper
@@ -16,6 +15,7 @@ from engine.manager.scheduler import Scheduler
 from engine.manager.slots import Slots
 from engine.manager.store import Store
 from engine.manager.updates import Updates
+from engine.swarm_session.clock import Clock
 
 
 def loops(store: Store, clock: Clock) -> list[Loop]:

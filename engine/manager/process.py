@@ -19,10 +19,10 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import Unavailable, WrongState
-from engine.manager import messages
-from engine.manager.frames import Connection
-from engine.manager.messages import Done, Message
 from engine.manager.running import Running
+from engine.swarm_session import messages
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Done, Message
 from engine.system.tasks import spawn
 
 SOCKET = "manager.sock"

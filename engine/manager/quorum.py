@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from engine.manager.certificates import MANAGER_NAME
-from engine.manager.clock import Clock
 from engine.manager.kv import Etcd, EtcdError, Member
 from engine.manager.tls import PORT, Credentials
+from engine.swarm_session.clock import Clock
 from engine.system.tasks import shield
 
 HANDSHAKE = 1.0

@@ -14,7 +14,6 @@ import asyncio
 from msgspec.structs import replace
 
 from engine.manager import tasks as rules
-from engine.manager.clock import Clock
 from engine.manager.loops import Acting
 from engine.manager.records import (
     CLUSTER,
@@ -31,9 +30,10 @@ from engine.manager.records import (
 )
 from engine.manager.scheduler import BATCH, SLICE
 from engine.manager.slots import Slots
-from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Delete, Entry, Event, Put, Store
 from engine.manager.tasks import Place
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.states import TaskState
 
 TICK = 0.25
 """Seconds in which changes are collected."""

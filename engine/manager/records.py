@@ -38,7 +38,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from engine.manager.states import Availability, NodeState, Role, TaskState
+from engine.swarm_session.states import Availability, NodeState, Role, TaskState
 from engine.wire.nodes import GenericResource, NodeDescription
 from engine.wire.secrets import ConfigSpec, SecretSpec
 from engine.wire.services import Endpoint, ServiceSpec

@@ -24,12 +24,12 @@ from engine.errors import EngineError, ServerError, Unavailable, words
 from engine.manager import cfssl, keys, records, roots
 from engine.manager.ca import EXPIRY, Authority
 from engine.manager.certificates import Root, Subject, certificates, digest, nanoseconds, request_key, subject_of
-from engine.manager.clock import Clock
 from engine.manager.records import CAKey, Claim, Cluster
 from engine.manager.rotation import trust_claim
-from engine.manager.states import Role
 from engine.manager.store import Event, Put, Store
 from engine.manager.tls import Credentials
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.states import Role
 from engine.system.files import write_atomically
 from engine.system.tasks import spawn
 

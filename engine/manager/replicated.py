@@ -18,14 +18,14 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from engine.manager import tasks as rules
-from engine.manager.clock import Clock
 from engine.manager.loops import Acting
 from engine.manager.records import SERVICES, TASKS, ServiceRecord, Task, new_id
 from engine.manager.scheduler import BATCH, SLICE, STEP, Birth, Scheduler
 from engine.manager.slots import Slots
-from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Entry, Event, Put, Store
 from engine.manager.tasks import Place
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.states import TaskState
 
 
 class Replicated:

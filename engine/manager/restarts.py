@@ -19,7 +19,6 @@ from collections.abc import Iterable, Sequence
 from msgspec.structs import replace
 
 from engine.manager import tasks as rules
-from engine.manager.clock import SECOND, Clock
 from engine.manager.loops import Acting
 from engine.manager.records import (
     NODE_DATA,
@@ -34,8 +33,9 @@ from engine.manager.records import (
 )
 from engine.manager.scheduler import SLICE, Birth, Scheduler
 from engine.manager.slots import Slots
-from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Entry, Event, Put, Store
+from engine.swarm_session.clock import SECOND, Clock
+from engine.swarm_session.states import TaskState
 from engine.wire.services import ServiceSpec
 
 PAUSED = frozenset({"paused", "rollback_paused"})

@@ -22,18 +22,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import InvalidParameter, ServerError, Unavailable
-from engine.manager import backup, founding, keys, messages
+from engine.manager import backup, founding, keys
 from engine.manager.backup import Backup
 from engine.manager.ca import Authority
 from engine.manager.certificates import Root, Subject, request_key
-from engine.manager.clock import SystemClock
-from engine.manager.frames import Connection
 from engine.manager.member import Member
-from engine.manager.messages import Begin, Message
 from engine.manager.records import CA_KEY, CLUSTER, NODES, Cluster, NodeRecord
-from engine.manager.states import Role
 from engine.manager.store import Compare, Put, Store
 from engine.manager.tls import PORT, Credentials
+from engine.swarm_session import messages
+from engine.swarm_session.clock import SystemClock
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Begin, Message
+from engine.swarm_session.states import Role
 from engine.system.tasks import spawn
 
 LIFETIME = 90 * 24 * 3600 * 1_000_000_000

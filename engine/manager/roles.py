@@ -24,12 +24,12 @@ import logging
 from engine.errors import EngineError
 from engine.manager import records
 from engine.manager.ca import Authority
-from engine.manager.clock import SECOND, Clock
 from engine.manager.kv import Member
 from engine.manager.loops import Acting
 from engine.manager.members import Members
-from engine.manager.states import Role
 from engine.manager.store import Change, Compare, Delete, Event, Fenced, Stale, Store
+from engine.swarm_session.clock import SECOND, Clock
+from engine.swarm_session.states import Role
 from engine.system.tasks import spawn
 
 PERIOD = 5.0

@@ -16,11 +16,11 @@ import msgspec
 
 from engine.manager import records, roots, tokens
 from engine.manager.certificates import digest
-from engine.manager.clock import Clock
 from engine.manager.loops import Acting
 from engine.manager.records import CAKey, Cluster
-from engine.manager.states import Role
 from engine.manager.store import Compare, Delete, Event, Put, Store
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.states import Role
 
 PERIOD = 1.0
 """Seconds between two looks at the nodes while they renew."""

@@ -25,14 +25,12 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import EngineError, ServerError, Unavailable, WrongState, reason, words
-from engine.manager import founding, joining, messages, orchestration, roots
+from engine.manager import founding, joining, orchestration, roots
 from engine.manager.backup import Backups, save
 from engine.manager.ca import Authority
-from engine.manager.clock import Clock, SystemClock
 from engine.manager.control import nodes
 from engine.manager.control.table import Control
 from engine.manager.dispatcher import Dispatcher
-from engine.manager.frames import Connection
 from engine.manager.identity import Identity
 from engine.manager.joining import Joining
 from engine.manager.leader import Leadership
@@ -41,7 +39,6 @@ from engine.manager.liveness import Liveness
 from engine.manager.logs import Logs
 from engine.manager.loops import Loops
 from engine.manager.member import QUOTA, Member
-from engine.manager.messages import Begin, Message, Peer
 from engine.manager.networks import IngressLoop
 from engine.manager.quorum import Quorum
 from engine.manager.records import CLUSTER, MANAGERS, NODE_DATA
@@ -51,6 +48,10 @@ from engine.manager.rotation import RotationLoop
 from engine.manager.space import Space
 from engine.manager.store import Event, Store
 from engine.manager.tls import Credentials, dial
+from engine.swarm_session import messages
+from engine.swarm_session.clock import Clock, SystemClock
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Begin, Message, Peer
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled
 

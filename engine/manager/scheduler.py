@@ -22,7 +22,6 @@ from msgspec.structs import replace
 
 from engine.manager import tasks as rules
 from engine.manager.addresses import Addresses
-from engine.manager.clock import SECOND, Clock
 from engine.manager.loops import Acting
 from engine.manager.placement import NOTHING, Demand, Filters, Need, Placed, Placement, demand_of
 from engine.manager.records import (
@@ -37,8 +36,9 @@ from engine.manager.records import (
     Task,
     spec_key,
 )
-from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Entry, Event, Put, Store
+from engine.swarm_session.clock import SECOND, Clock
+from engine.swarm_session.states import TaskState
 from engine.wire.services import ServiceSpec
 
 SLICE = 500

@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import logging
 
-from engine.manager.clock import Clock
 from engine.manager.etcd import CHANGE
 from engine.manager.kv import Compacted, Etcd, EtcdError, Status
+from engine.swarm_session.clock import Clock
 
 PERIOD = 30.0
 HURRY = 2.0

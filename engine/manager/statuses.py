@@ -21,11 +21,11 @@ from typing import NamedTuple
 from engine.errors import InvalidParameter, ServerError
 from engine.manager import records
 from engine.manager.batches import Batches
-from engine.manager.clock import Clock
-from engine.manager.messages import Status
 from engine.manager.records import TaskStatus
-from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Put, Store
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.messages import Status
+from engine.swarm_session.states import TaskState
 
 ATTEMPTS = 10
 """Tries of a status whose comparisons fail."""

@@ -32,7 +32,6 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import msgspec
 
 from engine.errors import ServerError, WrongState
-from engine.manager.clock import SECOND, Clock
 from engine.manager.kv import (
     FIRST,
     LAST,
@@ -50,6 +49,7 @@ from engine.manager.kv import (
 from engine.manager.kv import Operation as KeyOperation
 from engine.manager.records import KINDS, LEADER, TASKS, Kind, Task, encode, kind_of
 from engine.manager.turns import Turns
+from engine.swarm_session.clock import SECOND, Clock
 from engine.system.tasks import spawn
 
 R = TypeVar("R", bound=msgspec.Struct)

@@ -14,7 +14,6 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from engine.errors import InvalidParameter
-from engine.manager.clock import SECOND
 from engine.manager.constraints import matches, parse_all
 from engine.manager.records import (
     NODE_DATA,
@@ -27,8 +26,9 @@ from engine.manager.records import (
     Task,
     spec_key,
 )
-from engine.manager.states import Availability, NodeState, TaskState
 from engine.manager.store import Entry, Store
+from engine.swarm_session.clock import SECOND
+from engine.swarm_session.states import Availability, NodeState, TaskState
 from engine.wire.services import ServiceSpec
 from engine.wire.tasks import RestartPolicy
 

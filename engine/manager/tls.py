@@ -23,8 +23,8 @@ from pathlib import Path
 
 from engine.errors import Unimplemented, words
 from engine.manager.certificates import MANAGER_NAME, host_of
-from engine.manager.frames import ALPN, Connection, Serve
-from engine.manager.messages import Message
+from engine.swarm_session.frames import ALPN, Connection, Serve
+from engine.swarm_session.messages import Message
 from engine.system.files import sync_directory, write_atomically
 from engine.system.tasks import spawn
 

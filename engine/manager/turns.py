@@ -20,9 +20,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from engine.manager.clock import Clock
 from engine.manager.kv import Etcd, Guard, InDoubt, NoSpace, PutKey
 from engine.manager.records import TURNS, Turn, encode
+from engine.swarm_session.clock import Clock
 
 RETRY = 0.1
 """Seconds between attempts."""

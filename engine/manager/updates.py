@@ -31,7 +31,6 @@ from msgspec.structs import replace
 from engine.errors import EngineError
 from engine.manager import networks, ports
 from engine.manager import tasks as rules
-from engine.manager.clock import SECOND, Clock
 from engine.manager.global_ import is_open
 from engine.manager.loops import Acting
 from engine.manager.placement import Demand
@@ -55,9 +54,10 @@ from engine.manager.records import (
 from engine.manager.restarts import PAUSED
 from engine.manager.scheduler import Birth, Scheduler
 from engine.manager.slots import Slots
-from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Entry, Event, Fenced, Put, Stale, Store
 from engine.manager.tasks import Difference, Place
+from engine.swarm_session.clock import SECOND, Clock
+from engine.swarm_session.states import TaskState
 from engine.wire.services import UpdateConfig
 
 SLICE = 100

@@ -36,11 +36,11 @@ import msgspec
 from engine.manager import records
 from engine.manager import tasks as rules
 from engine.manager.assignments import task_name
-from engine.manager.clock import Clock
-from engine.manager.messages import EndpointView, NetworkView, PortView, ServiceView, View, Views
 from engine.manager.records import AttachmentRecord, NetworkRecord, NodeData, ServiceRecord, Task
-from engine.manager.states import NodeState, Role, TaskState
 from engine.manager.store import Event, Store
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.messages import EndpointView, NetworkView, PortView, ServiceView, View, Views
+from engine.swarm_session.states import NodeState, Role, TaskState
 from engine.wire.services import ServiceSpec, VirtualIP
 from engine.wire.tasks import NetworkAttachmentConfig
 

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from engine.manager import etcd as etcd_client
-from engine.manager.clock import SystemClock
 from engine.manager.kv import (
     FIRST,
     LAST,
@@ -31,6 +30,7 @@ from engine.manager.kv import (
 )
 from engine.manager.records import CLAIMS, TASKS, Claim, Task
 from engine.manager.store import Compare, Put, Stale, Store
+from engine.swarm_session.clock import SystemClock
 from tests.support import PATIENCE
 from tests.support.fakes.etcd import FakeEtcd
 from tests.support.swarm.members import Swarm

@@ -39,11 +39,11 @@ from engine.images import reference
 from engine.images.instructions import effects, records
 from engine.logs import cursor
 from engine.manager import certificates, keys, tokens
-from engine.manager import messages as swarm
-from engine.manager.states import Role
 from engine.monitor import messages
 from engine.monitor.journal import Journal
 from engine.networks.dns import messages as dns
+from engine.swarm_session import messages as swarm
+from engine.swarm_session.states import Role
 from engine.wire.containers import Config
 from engine.wire.nodes import NodeDescription
 from tests.fuzz.mutate import mutated, mutated_tar, pieces

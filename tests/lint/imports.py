@@ -61,8 +61,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "logs": {"system", "_fast", *SHARED},
     "monitor": {"logs", "system", "_fast", *SHARED},
     "shipper": {"logs", "system", "_fast", *SHARED},
+    "swarm_session": {"system", *SHARED},
     # of images only `reference`, of logs only the drivers
-    "manager": {"images", "logs", "system", *SHARED},
+    "manager": {"images", "logs", "swarm_session", "system", *SHARED},
     "http": {"errors", "system"},  # of system only `tasks` and `tls`
     "images": BELOW | SHARED,
     "plugins": BELOW | SHARED,
@@ -73,9 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # alone
     "managed_plugins": {"containers", "images", "logs", "plugins"} | BELOW | SHARED,
     "build": {"containers", "images", "networks", "volumes"} | BELOW | SHARED,
-    "cluster": {"containers", "images", "networks", "volumes", "logs", "manager"}
-    | BELOW
-    | SHARED,  # of manager only its messages
+    "cluster": {"containers", "images", "networks", "volumes", "logs", "swarm_session"} | BELOW | SHARED,
     "usage": {"build", "containers", "images", "volumes", "system"} | SHARED,
     "api": {
         *("http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "managed_plugins"),
@@ -117,7 +116,6 @@ LATE_IMPORTS = {
 PARTS_OF = {
     ("http", "system"): {"engine.system.tasks", "engine.system.tls"},
     ("manager", "images"): {"engine.images", "engine.images.reference"},
-    ("cluster", "manager"): {f"engine.manager.{each}" for each in ("frames", "messages", "clock", "states")},
     ("", "monitor"): {f"engine.monitor.{each}" for each in ("client", "handles", "messages")},
 }
 """(who, of whom): the only modules that may be imported; "" stands for everybody."""

@@ -28,9 +28,9 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from engine.manager import messages
-from engine.manager.messages import Assignments, Beat, Bye, Done, Hello, Refused, Session, Status, Statuses, Views
-from engine.manager.states import TaskState
+from engine.swarm_session import messages
+from engine.swarm_session.messages import Assignments, Beat, Bye, Done, Hello, Refused, Session, Status, Statuses, Views
+from engine.swarm_session.states import TaskState
 from engine.wire.nodes import NodeDescription
 from tests.simulated.manager import SOCKET, node_name
 

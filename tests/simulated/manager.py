@@ -17,14 +17,14 @@ from pathlib import Path
 
 import uvloop
 
-from engine.manager.frames import Connection
 from engine.manager.identity import Identity
 from engine.manager.main import collect_rarely
-from engine.manager.messages import Message
 from engine.manager.process import Manager
 from engine.manager.records import NODES, NodeRecord
-from engine.manager.states import Role
 from engine.manager.store import Put
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Message
+from engine.swarm_session.states import Role
 from engine.system import memory
 from engine.system.tasks import spawn
 

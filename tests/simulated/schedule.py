@@ -9,7 +9,7 @@ import msgspec
 from engine.manager.placement import Placement, demand_of
 from engine.manager.records import NodeData, NodeRecord
 from engine.manager.scheduler import SLICE
-from engine.manager.states import NodeState
+from engine.swarm_session.states import NodeState
 from engine.wire.nodes import NodeDescription
 from tests.support.fakes.swarm import spec
 

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from engine.manager.frames import Connection
-from engine.manager.messages import Begin, Call, Message
 from engine.manager.process import SOCKET
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Begin, Call, Message
 from tests.simulated import manager
 from tests.support import ROOT
 

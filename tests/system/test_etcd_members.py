@@ -10,11 +10,11 @@ from engine.errors import ServerError
 from engine.manager import ca, cfssl, keys
 from engine.manager.ca import Founding
 from engine.manager.certificates import Root, Subject
-from engine.manager.clock import SystemClock
 from engine.manager.kv import EtcdError
 from engine.manager.member import Member
-from engine.manager.states import Role
 from engine.manager.tls import Credentials
+from engine.swarm_session.clock import SystemClock
+from engine.swarm_session.states import Role
 from engine.wire.swarm import RaftConfig, SwarmSpec
 
 

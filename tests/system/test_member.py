@@ -19,13 +19,13 @@ import pytest
 from engine.errors import ServerError
 from engine.manager import space
 from engine.manager.certificates import Root, new_root
-from engine.manager.clock import SystemClock
 from engine.manager.kv import EtcdError, NoSpace, PutKey
 from engine.manager.member import Member
 from engine.manager.records import CLAIMS, Claim
 from engine.manager.space import Space
-from engine.manager.states import Role
 from engine.manager.store import Compare, Delete, Put, Store
+from engine.swarm_session.clock import SystemClock
+from engine.swarm_session.states import Role
 from tests.support import PATIENCE
 from tests.support.swarm.members import Swarm, joined
 

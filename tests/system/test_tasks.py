@@ -33,8 +33,8 @@ from engine.containers.lifecycle import State
 from engine.containers.listing import Selection, select
 from engine.daemon import Daemon
 from engine.facts import Host
-from engine.manager.messages import Assigned, Delivery
-from engine.manager.states import TaskState
+from engine.swarm_session.messages import Assigned, Delivery
+from engine.swarm_session.states import TaskState
 from engine.wire.containers import CreateBody, Healthcheck, Mount, TmpfsOptions, Ulimit, VolumeOptions
 from engine.wire.networks import NetworkCreate
 from engine.wire.nodes import DiscreteResource, GenericResource, NamedResource

@@ -12,11 +12,11 @@ import msgspec
 
 from engine.errors import InvalidParameter, NotFound, ServerError, decoding_reason
 from engine.manager.ca import Authority
-from engine.manager.clock import Clock
-from engine.manager.frames import LONGEST
-from engine.manager.messages import Call
 from engine.manager.records import Kind
 from engine.manager.store import Entry, Store
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.frames import LONGEST
+from engine.swarm_session.messages import Call
 
 T = TypeVar("T")
 R = TypeVar("R", bound=msgspec.Struct)

@@ -16,7 +16,6 @@ from engine import times
 from engine.errors import Conflict, InvalidParameter
 from engine.manager.control import filters, validate
 from engine.manager.control.context import Context, body, check_version, encode, find
-from engine.manager.messages import Call
 from engine.manager.records import (
     CLAIMS,
     CONFIGS,
@@ -31,6 +30,7 @@ from engine.manager.records import (
     use_claim,
 )
 from engine.manager.store import Compare, Delete, Entry, Put, Store
+from engine.swarm_session.messages import Call
 from engine.wire.secrets import Config, ConfigSpec, ObjectCreated, Secret, SecretSpec
 from engine.wire.services import ServiceSpec
 from engine.wire.swarm import Version

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from engine.manager.clock import Clock
 from engine.manager.control.nodes import hostname
-from engine.manager.frames import Connection
-from engine.manager.messages import Change, Watch
 from engine.manager.records import CONFIGS, NETWORKS, NODE_DATA, NODES, SECRETS, SERVICE_STATUS, SERVICES, ServiceRecord
-from engine.manager.states import NodeState
 from engine.manager.store import Event, Store
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Change, Watch
+from engine.swarm_session.states import NodeState
 
 LIMIT = 10_000
 """Changes that may wait for a watcher that reads too slowly. More are dropped."""

@@ -22,7 +22,6 @@ from engine.manager import tasks as rules
 from engine.manager.addresses import number_of
 from engine.manager.control import tasks
 from engine.manager.control.context import Context, Precondition, alone, body, encode, in_slices
-from engine.manager.messages import Call
 from engine.manager.networks import find_network
 from engine.manager.records import (
     ATTACHMENTS,
@@ -45,6 +44,7 @@ from engine.manager.records import (
 from engine.manager.store import Compare, Delete, Entry, Put, Stale, Store
 from engine.network_rules import OVERLAY
 from engine.pruning import Selection
+from engine.swarm_session.messages import Call
 from engine.wire import networks as wire
 from engine.wire.networks import NetworkCreate
 

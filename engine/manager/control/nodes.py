@@ -17,7 +17,6 @@ from engine.manager.ca import tls_info
 from engine.manager.certificates import digest
 from engine.manager.control import filters, validate
 from engine.manager.control.context import Context, Precondition, body, check_version, encode, encode_all, find
-from engine.manager.messages import Call
 from engine.manager.records import (
     CLAIMS,
     CLUSTER,
@@ -30,8 +29,9 @@ from engine.manager.records import (
     NodeRecord,
     barred_claim,
 )
-from engine.manager.states import Availability, NodeState, Role
 from engine.manager.store import Change, Compare, Delete, Entry, Put, Store
+from engine.swarm_session.messages import Call
+from engine.swarm_session.states import Availability, NodeState, Role
 from engine.wire import nodes as wire
 from engine.wire.nodes import NodeSpec
 from engine.wire.swarm import Version

@@ -18,7 +18,6 @@ from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from engine.manager import ports, updates
 from engine.manager.control import filters, validate
 from engine.manager.control.context import Context, Precondition, alone, body, check_version, encode, encode_all, find
-from engine.manager.messages import Call
 from engine.manager.networks import INGRESS, find_network, refer
 from engine.manager.records import (
     CLAIMS,
@@ -38,9 +37,10 @@ from engine.manager.records import (
     new_id,
     use_claim,
 )
-from engine.manager.states import TaskState
 from engine.manager.store import Change, Compare, Delete, Entry, Put, Store
 from engine.network_rules import PREDEFINED_NAMES
+from engine.swarm_session.messages import Call
+from engine.swarm_session.states import TaskState
 from engine.wire import services as wire
 from engine.wire.services import ServiceSpec
 from engine.wire.swarm import Version

@@ -12,9 +12,9 @@ from engine.manager import networks, roots, tokens
 from engine.manager.ca import tls_info
 from engine.manager.control import nodes, validate
 from engine.manager.control.context import Context, body, check_version, encode
-from engine.manager.messages import Call
 from engine.manager.records import CLUSTER, MANAGERS, NODES, Cluster
 from engine.manager.store import Compare, Entry, Put
+from engine.swarm_session.messages import Call
 from engine.wire.swarm import ClusterInfo, JoinTokens, Peer, Swarm, SwarmInfo, SwarmSpec, TLSInfo, UnlockKey, Version
 
 

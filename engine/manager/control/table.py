@@ -15,13 +15,13 @@ import msgspec
 
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unavailable
 from engine.manager.ca import Authority
-from engine.manager.clock import Clock
 from engine.manager.control import events, networks, nodes, services, swarm, tasks
 from engine.manager.control.context import Context, Expel, Guard, Peers, Precondition
 from engine.manager.control.data import CONFIG, SECRET
-from engine.manager.frames import Connection
-from engine.manager.messages import Call, Done, Watch
 from engine.manager.store import Fenced, Stale, Store
+from engine.swarm_session.clock import Clock
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Call, Done, Watch
 
 ATTEMPTS = 20
 """Of one write, while others change the same records."""

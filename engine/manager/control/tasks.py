@@ -12,7 +12,6 @@ from engine.manager.control import filters
 from engine.manager.control.context import Context, encode, encode_all, find
 from engine.manager.control.nodes import find_node
 from engine.manager.control.services import find_service, is_job
-from engine.manager.messages import Call
 from engine.manager.records import (
     NETWORKS,
     SERVICES,
@@ -24,9 +23,10 @@ from engine.manager.records import (
     TaskStatus,
     spec_key,
 )
-from engine.manager.states import TASK_STATES, TaskState
 from engine.manager.store import Entry, Store
 from engine.network_rules import OVERLAY
+from engine.swarm_session.messages import Call
+from engine.swarm_session.states import TASK_STATES, TaskState
 from engine.wire import tasks as wire
 from engine.wire.services import ServiceSpec
 from engine.wire.swarm import Driver, Version

@@ -19,10 +19,10 @@ import msgspec
 from engine.errors import InvalidParameter, Unimplemented
 from engine.images import reference
 from engine.logs import drivers
-from engine.manager.clock import SECOND
 from engine.manager.constraints import parse_all, spread_key
-from engine.manager.states import Availability
 from engine.network_rules import check_hostname, is_word, parsed_address
+from engine.swarm_session.clock import SECOND
+from engine.swarm_session.states import Availability
 from engine.templates import Value, expand
 from engine.wire.containers import Healthcheck, LogConfig, Mount, Ulimit, VolumeOptions
 from engine.wire.nodes import GenericResource, Resources

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from engine.errors import NoSwarm
-from engine.manager.messages import Done, LogLine
 from engine.networks.network import NetworkRecord
+from engine.swarm_session.messages import Done, LogLine
 from engine.wire.swarm import InitRequest, JoinRequest
 
 

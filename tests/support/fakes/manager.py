@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.manager.frames import Connection
-from engine.manager.messages import (
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import (
     Assigned,
     Assignments,
     Beat,
@@ -30,7 +30,7 @@ from engine.manager.messages import (
     Status,
     Statuses,
 )
-from engine.manager.states import TaskState
+from engine.swarm_session.states import TaskState
 from engine.wire.services import ServiceSpec
 
 

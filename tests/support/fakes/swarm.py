@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from engine.manager import orchestration
 from engine.manager import tasks as rules
 from engine.manager.addresses import Addresses
-from engine.manager.clock import SECOND
 from engine.manager.loops import Loops
 from engine.manager.records import (
     LEADER,
@@ -40,8 +39,9 @@ from engine.manager.records import (
     new_id,
 )
 from engine.manager.scheduler import Scheduler
-from engine.manager.states import Availability, NodeState, Role, TaskState
 from engine.manager.store import Compare, Delete, Event, Fenced, Put, Store
+from engine.swarm_session.clock import SECOND
+from engine.swarm_session.states import Availability, NodeState, Role, TaskState
 from engine.wire.nodes import NodeDescription
 from engine.wire.services import ServiceSpec
 from tests.support.fakes.clock import FakeClock

@@ -14,7 +14,7 @@ from engine.manager import keys
 from engine.manager.certificates import Root, Subject, new_root, request_key
 from engine.manager.kv import EtcdError
 from engine.manager.member import Member
-from engine.manager.states import Role
+from engine.swarm_session.states import Role
 from engine.wire.swarm import RaftConfig
 
 FAST = RaftConfig(election_tick=1, heartbeat_tick=1)

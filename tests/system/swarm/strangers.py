@@ -18,9 +18,10 @@ import time
 from pathlib import Path
 
 from engine.errors import Forbidden, InvalidParameter
-from engine.manager import frames, keys, messages, tls
+from engine.manager import keys, tls
 from engine.manager.certificates import Root, Subject, new_root, request_key
-from engine.manager.states import Role
+from engine.swarm_session import frames, messages
+from engine.swarm_session.states import Role
 from engine.wire.nodes import NodeDescription
 
 PORT = 2377

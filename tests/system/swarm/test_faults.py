@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from engine.manager.states import TASK_STATES, TaskState
+from engine.swarm_session.states import TASK_STATES, TaskState
 from tests.support.engine.harness import until
 from tests.support.swarm.clusters import Cluster, Node
 

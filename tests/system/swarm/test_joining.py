@@ -20,9 +20,9 @@ import pytest
 
 from engine.manager import keys, records, tls
 from engine.manager.certificates import Root, certificates, request_key, subject_of
-from engine.manager.clock import SECOND
 from engine.manager.etcd import EtcdClient
 from engine.manager.records import CAKey
+from engine.swarm_session.clock import SECOND
 from tests.support import PATIENCE
 from tests.support.engine.harness import until
 from tests.support.nightly import nightly

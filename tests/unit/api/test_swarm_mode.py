@@ -17,7 +17,7 @@ import pytest
 from engine.api.application import Application
 from engine.errors import Conflict, NoSwarm, NotFound, ServerError, Unavailable, WrongState
 from engine.http.messages import Reply, StreamReply
-from engine.manager.messages import LogLine
+from engine.swarm_session.messages import LogLine
 from engine.wire.images import DistributionDescriptor, DistributionInspect
 from engine.wire.secrets import Secret, SecretSpec
 from engine.wire.services import Service, ServiceCreated, ServiceSpec, ServiceUpdated

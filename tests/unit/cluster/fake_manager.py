@@ -22,9 +22,9 @@ import sys
 from pathlib import Path
 
 from engine.errors import ServerError, WrongState
-from engine.manager import messages
-from engine.manager.frames import Connection
-from engine.manager.messages import Done, Message
+from engine.swarm_session import messages
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Done, Message
 
 
 class Fake:

@@ -22,8 +22,8 @@ from engine.cluster.views import NodeNetworks
 from engine.config import Config
 from engine.errors import Forbidden, ServerError, Unavailable
 from engine.facts import Counts, Host
-from engine.manager.frames import Connection
-from engine.manager.messages import (
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import (
     Assigned,
     Assignments,
     Hello,
@@ -34,7 +34,7 @@ from engine.manager.messages import (
     Statuses,
     order_of_managers,
 )
-from engine.manager.states import TaskState
+from engine.swarm_session.states import TaskState
 from engine.wire.services import ServiceSpec
 from tests.support import PATIENCE
 from tests.support.fakes.manager import FakeManager

@@ -10,7 +10,7 @@ import pytest
 from engine.cluster import announcements
 from engine.errors import NoSwarm
 from engine.events import EventLog
-from engine.manager.messages import Change
+from engine.swarm_session.messages import Change
 
 
 def test_changes_are_events(monkeypatch: pytest.MonkeyPatch) -> None:

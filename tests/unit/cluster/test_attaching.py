@@ -14,8 +14,8 @@ from engine.cluster import attaching as module
 from engine.cluster.attaching import Attaching
 from engine.cluster.views import NodeNetworks
 from engine.errors import EngineError, Forbidden, NotFound, ServerError
-from engine.manager.messages import Assigned, Attach, Attached, Detach, Done, NetworkView, View, Views
 from engine.networks.attachments import Lent
+from engine.swarm_session.messages import Assigned, Attach, Attached, Detach, Done, NetworkView, View, Views
 from engine.wire.containers import EndpointIPAMConfig, EndpointSettings
 from tests.support import PATIENCE
 from tests.support.fakes.overlays import MemoryRecords, fake_networks

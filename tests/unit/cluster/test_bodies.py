@@ -9,7 +9,7 @@ import pytest
 
 from engine.cluster.bodies import Node, create_body, grace, host_ports
 from engine.errors import InvalidParameter
-from engine.manager.messages import Assigned
+from engine.swarm_session.messages import Assigned
 from engine.wire.containers import CreateBody, LogConfig, Mount, PortBinding, VolumeDriver, VolumeOptions
 from engine.wire.nodes import DiscreteResource, GenericResource, NamedResource
 from engine.wire.services import EndpointSpec, ServiceSpec

@@ -11,7 +11,7 @@ from engine.cluster.bodies import Node
 from engine.cluster.delivery import Deliveries
 from engine.containers.extra_mounts import File
 from engine.errors import InvalidParameter
-from engine.manager.messages import Assigned, Delivery
+from engine.swarm_session.messages import Assigned, Delivery
 from engine.wire.services import ServiceSpec
 from engine.wire.tasks import ConfigReference, ContainerSpec, FileTarget, RuntimeTarget, SecretReference, TaskSpec
 

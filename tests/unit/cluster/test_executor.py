@@ -26,7 +26,7 @@ from engine.containers import removal
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
 from engine.errors import EngineError, ServerError, WrongState
-from engine.manager.messages import (
+from engine.swarm_session.messages import (
     Assigned,
     Assignments,
     Delivery,
@@ -36,7 +36,7 @@ from engine.manager.messages import (
     View,
     Views,
 )
-from engine.manager.states import TaskState
+from engine.swarm_session.states import TaskState
 from engine.wire.services import ServiceSpec
 from engine.wire.tasks import ContainerSpec, SecretReference, TaskSpec
 from tests.support import PATIENCE

@@ -15,7 +15,7 @@ from engine._fast.frames import mux
 from engine.cluster import logs
 from engine.cluster.logs import LONGEST, SLICE, nanoseconds
 from engine.errors import ServerError
-from engine.manager.messages import LogLine, LogLines
+from engine.swarm_session.messages import LogLine, LogLines
 
 AT = b"2026-11-23T17:16:25.000000005Z"
 NS = calendar.timegm((2026, 11, 23, 17, 16, 25)) * 1_000_000_000 + 5

@@ -17,7 +17,7 @@ from engine.cluster import credentials, membership
 from engine.cluster.phases import Phase
 from engine.cluster.state import Directory, State
 from engine.errors import EngineError, InvalidParameter, NoSwarm, ServerError
-from engine.manager.messages import Peer
+from engine.swarm_session.messages import Peer
 from engine.wire.swarm import InitRequest, JoinRequest
 from tests.support import PATIENCE
 from tests.unit.cluster.world import DIGEST, FakeAgent, FakeProcess, Killed, World, run, token, until

@@ -19,7 +19,7 @@ import pytest
 from engine.cluster import process
 from engine.cluster.process import Process, Removed
 from engine.errors import ServerError, Unavailable, WrongState
-from engine.manager.messages import Begin, Call
+from engine.swarm_session.messages import Begin, Call
 
 FAKE = "tests.unit.cluster.fake_manager"
 

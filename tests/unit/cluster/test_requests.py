@@ -10,7 +10,7 @@ import pytest
 
 from engine.cluster import requests
 from engine.errors import ServerError
-from engine.manager.messages import LogLine, LogLines
+from engine.swarm_session.messages import LogLine, LogLines
 
 
 class Lost:

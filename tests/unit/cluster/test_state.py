@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from engine.cluster.phases import Phase
 from engine.cluster.state import Directory, State, new_id
 from engine.errors import ServerError
-from engine.manager.messages import Peer
+from engine.swarm_session.messages import Peer
 from tests.unit.cluster.world import KEY, ROOT, certificate
 
 

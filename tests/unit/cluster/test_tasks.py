@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from engine.cluster.tasks import Observed, SpecRecord, TaskRecord, TaskSet
 from engine.errors import ServerError
-from engine.manager.messages import Assigned, Assignments
-from engine.manager.states import TaskState
 from engine.storage.records import Change, Records, Table
+from engine.swarm_session.messages import Assigned, Assignments
+from engine.swarm_session.states import TaskState
 from engine.wire.services import ServiceSpec
 from engine.wire.swarm import Driver
 

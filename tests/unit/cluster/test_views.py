@@ -16,8 +16,8 @@ import pytest
 from engine.cluster import views as module
 from engine.cluster.views import NodeNetworks
 from engine.errors import NotFound, ServerError
-from engine.manager.messages import EndpointView, NetworkView, PortView, ServiceView, View, Views
 from engine.networks.dns.names import Names
+from engine.swarm_session.messages import EndpointView, NetworkView, PortView, ServiceView, View, Views
 from tests.support import PATIENCE
 from tests.support.fakes.overlays import FakeOverlays, MemoryRecords, fake_networks
 

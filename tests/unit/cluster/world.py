@@ -28,8 +28,8 @@ from engine.errors import EngineError, InvalidParameter, ServerError, Unavailabl
 from engine.events import EventLog
 from engine.manager import certificates
 from engine.manager.keys import new_key, request
-from engine.manager.messages import Begin, Joined, Peer, Renewed, Session
-from engine.manager.states import Role
+from engine.swarm_session.messages import Begin, Joined, Peer, Renewed, Session
+from engine.swarm_session.states import Role
 
 SWARM = "swarm0000000000000000000x"
 ROOT, ROOT_KEY = certificates.new_root(1_700_000_000_000_000_000)

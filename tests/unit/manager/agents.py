@@ -9,13 +9,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from engine.manager import messages, records
+from engine.manager import records
 from engine.manager.ca import Authority
-from engine.manager.clock import SECOND
 from engine.manager.dispatcher import Dispatcher
-from engine.manager.frames import Connection
 from engine.manager.identity import Identity
-from engine.manager.messages import Assigned, Assignments, Beat, Bye, Done, Hello, ReadLogs, Status
 from engine.manager.records import (
     Claim,
     Cluster,
@@ -28,8 +25,12 @@ from engine.manager.records import (
     TaskStatus,
     spec_key,
 )
-from engine.manager.states import Role, TaskState
 from engine.manager.store import Change, Put, Store
+from engine.swarm_session import messages
+from engine.swarm_session.clock import SECOND
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Assigned, Assignments, Beat, Bye, Done, Hello, ReadLogs, Status
+from engine.swarm_session.states import Role, TaskState
 from engine.wire.nodes import NodeDescription
 from engine.wire.services import ServiceSpec
 from engine.wire.swarm import DispatcherConfig, SwarmSpec

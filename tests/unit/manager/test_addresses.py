@@ -22,8 +22,8 @@ from engine.manager.records import (
     Subnet,
     new_id,
 )
-from engine.manager.states import NodeState, TaskState
 from engine.manager.store import Delete, Event, Put, Store
+from engine.swarm_session.states import NodeState, TaskState
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.etcd import FakeEtcd
 from tests.support.fakes.swarm import Swarm, leading

@@ -11,8 +11,8 @@ import pytest
 from engine.manager import records
 from engine.manager.assignments import AssignmentSet
 from engine.manager.records import ConfigRecord, SecretRecord, ServiceAuth, SpecVersion, spec_key
-from engine.manager.states import TaskState
 from engine.manager.store import Change, Delete, Event, Put, Store
+from engine.swarm_session.states import TaskState
 from engine.wire.secrets import ConfigSpec, SecretSpec
 from engine.wire.tasks import ConfigReference, SecretReference
 from tests.unit.manager.agents import Agent, found, spec, status_record, task

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unavailable
-from engine.manager import attaching, batches, dispatcher, messages, records
-from engine.manager.messages import Attach, Attached, Detach, Done
+from engine.manager import attaching, batches, dispatcher, records
 from engine.manager.records import AttachmentRecord, Claim
-from engine.manager.states import TaskState
 from engine.manager.store import Delete, Event, Put, Store
 from engine.manager.views import NetworkViews
+from engine.swarm_session import messages
+from engine.swarm_session.messages import Attach, Attached, Detach, Done
+from engine.swarm_session.states import TaskState
 from tests.support.fakes.clock import FakeClock
 from tests.unit.manager.agents import Agent, cluster, node_state, status
 from tests.unit.manager.test_dispatcher import World, world

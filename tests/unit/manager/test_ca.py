@@ -26,10 +26,10 @@ from engine.manager.certificates import (
     request_key,
     subject_of,
 )
-from engine.manager.clock import SECOND
 from engine.manager.records import CAKey, Cluster, NodeRecord
-from engine.manager.states import Role
 from engine.manager.store import Put, Store
+from engine.swarm_session.clock import SECOND
+from engine.swarm_session.states import Role
 from engine.wire.swarm import CAConfig, ExternalCA, SwarmSpec
 from tests.support.fakes.clock import FakeClock
 

@@ -33,8 +33,8 @@ from engine.manager.certificates import (
     request_key,
     subject_of,
 )
-from engine.manager.clock import SECOND
-from engine.manager.states import Role
+from engine.swarm_session.clock import SECOND
+from engine.swarm_session.states import Role
 
 NOW = time.time_ns()
 HOUR = 3600 * SECOND

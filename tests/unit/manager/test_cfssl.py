@@ -16,8 +16,8 @@ import pytest
 from engine.errors import InvalidParameter, ServerError
 from engine.manager import cfssl, keys
 from engine.manager.certificates import Root, Subject, certificates, issued_by, new_root, request_key, subject_of
-from engine.manager.clock import SECOND
-from engine.manager.states import Role
+from engine.swarm_session.clock import SECOND
+from engine.swarm_session.states import Role
 from engine.wire.swarm import ExternalCA
 
 NOW = time.time_ns()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.errors import InvalidParameter
 from engine.manager.constraints import Constraint, label_value, matches, parse, parse_all, spread_key
 from engine.manager.records import NodeData, NodeRecord
-from engine.manager.states import NodeState, Role
+from engine.swarm_session.states import NodeState, Role
 from engine.wire.nodes import NodeDescription
 
 RECORD = NodeRecord(created=0, updated=0, labels={"disk": "ssd", "Zone": "A"}, role=Role.MANAGER)

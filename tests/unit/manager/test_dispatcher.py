@@ -12,12 +12,13 @@ import pytest
 
 from engine.errors import Forbidden, InvalidParameter, ServerError, Unavailable
 from engine.manager import dispatcher as module
-from engine.manager import frames, messages, records
+from engine.manager import records
 from engine.manager.ca import Authority
-from engine.manager.messages import Call, Done, LeaveSwarm
 from engine.manager.records import Claim, DataKey, ManagerPresence, NodeData, SecretRecord, ServiceAuth, SpecVersion
-from engine.manager.states import Availability, NodeState, Role, TaskState
 from engine.manager.store import Delete, Put, Store
+from engine.swarm_session import frames, messages
+from engine.swarm_session.messages import Call, Done, LeaveSwarm
+from engine.swarm_session.states import Availability, NodeState, Role, TaskState
 from engine.wire.nodes import NodeDescription
 from engine.wire.secrets import ConfigSpec, SecretSpec
 from engine.wire.swarm import Driver, TaskDefaults

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.manager.states import Availability, NodeState, Role, TaskState
 from engine.manager.store import Store
+from engine.swarm_session.states import Availability, NodeState, Role, TaskState
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.swarm import leading, seconds
 

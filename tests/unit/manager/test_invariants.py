@@ -11,8 +11,8 @@ import pytest
 from engine.errors import EngineError
 from engine.manager import tasks as rules
 from engine.manager.records import NODE_DATA, NODES, SERVICES, SPEC_VERSIONS, TASK_STATUS, TASKS, Task, spec_key
-from engine.manager.states import Availability, NodeState, TaskState
 from engine.manager.store import Store
+from engine.swarm_session.states import Availability, NodeState, TaskState
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.etcd import FakeEtcd
 from tests.support.fakes.swarm import Swarm, seconds

@@ -7,8 +7,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.manager.records import SERVICE_STATUS, SERVICES, TASKS
-from engine.manager.states import Availability, TaskState
 from engine.manager.store import Put, Store
+from engine.swarm_session.states import Availability, TaskState
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.swarm import Swarm, leading, seconds
 

@@ -10,20 +10,21 @@ import msgspec
 import pytest
 
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unavailable, WrongState
-from engine.manager import keys, members, messages, records, tokens
+from engine.manager import keys, members, records, tokens
 from engine.manager.ca import Authority, found
 from engine.manager.certificates import certificates, digest, names, subject_of
-from engine.manager.clock import SECOND
 from engine.manager.identity import Identity
 from engine.manager.joining import Joining, node_id
 from engine.manager.kv import EtcdError, Member
 from engine.manager.loops import Acting
 from engine.manager.members import Members
-from engine.manager.messages import Done, Join, Joined, MemberAdded, Renew, Renewed
 from engine.manager.records import Claim, Cluster, ManagerPresence, NodeData, NodeRecord
 from engine.manager.roles import RoleLoop
-from engine.manager.states import Availability, NodeState, Role
 from engine.manager.store import Compare, Delete, Put, Store
+from engine.swarm_session import messages
+from engine.swarm_session.clock import SECOND
+from engine.swarm_session.messages import Done, Join, Joined, MemberAdded, Renew, Renewed
+from engine.swarm_session.states import Availability, NodeState, Role
 from engine.wire.nodes import NodeDescription
 from engine.wire.swarm import CAConfig, SwarmSpec
 from tests.support.fakes.clock import FakeClock

@@ -21,18 +21,19 @@ import pytest
 import uvloop
 
 from engine.errors import Forbidden
-from engine.manager import frames, keys, listener, messages, records
+from engine.manager import keys, listener, records
 from engine.manager.ca import Authority, found
 from engine.manager.certificates import MANAGER_NAME, Root, Subject, new_root, request_key
-from engine.manager.clock import SECOND
-from engine.manager.frames import Connection
 from engine.manager.identity import Identity
 from engine.manager.listener import Listener
-from engine.manager.messages import Done
 from engine.manager.records import NodeRecord
-from engine.manager.states import Role
 from engine.manager.store import Put, Store
 from engine.manager.tls import Credentials, dial
+from engine.swarm_session import frames, messages
+from engine.swarm_session.clock import SECOND
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Done
+from engine.swarm_session.states import Role
 from engine.wire.nodes import NodeDescription
 from engine.wire.swarm import SwarmSpec
 from tests.support import PATIENCE

@@ -8,8 +8,8 @@ from engine.manager import records
 from engine.manager.liveness import Liveness
 from engine.manager.loops import Acting
 from engine.manager.records import ManagerPresence, NodeData
-from engine.manager.states import NodeState, TaskState
 from engine.manager.store import Compare, Delete, Fenced, Put, Store
+from engine.swarm_session.states import NodeState, TaskState
 from tests.support.fakes.clock import FakeClock
 from tests.unit.manager.agents import cluster, found, node_record, node_state, state_of, status_record, task
 

@@ -15,15 +15,16 @@ import pytest
 from msgspec.structs import replace
 
 from engine.errors import InvalidParameter, NotFound, Unavailable
-from engine.manager import frames, records
+from engine.manager import records
 from engine.manager.dispatcher import Dispatcher
-from engine.manager.frames import Connection
 from engine.manager.identity import Identity
 from engine.manager.logs import ERROR, Logs
-from engine.manager.messages import Ended, Follow, LogLine, LogLines, ReadLogs
 from engine.manager.records import TaskStatus
-from engine.manager.states import Role, TaskState
 from engine.manager.store import Delete, Put, Store
+from engine.swarm_session import frames
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import Ended, Follow, LogLine, LogLines, ReadLogs
+from engine.swarm_session.states import Role, TaskState
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.etcd import FakeEtcd
 from tests.unit.manager.agents import Agent, dispatcher_of, found, task

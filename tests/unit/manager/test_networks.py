@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from engine.manager.ca import found
-from engine.manager.clock import Clock
 from engine.manager.control.validate import DEFAULTS
 from engine.manager.loops import Acting
 from engine.manager.networks import IngressLoop, founding, ingress, pools, prefix_of
@@ -21,6 +20,7 @@ from engine.manager.records import (
     name_claim,
 )
 from engine.manager.store import Compare, Delete, Put, Store
+from engine.swarm_session.clock import Clock
 from tests.support.fakes.clock import FakeClock
 
 

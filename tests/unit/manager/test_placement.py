@@ -13,7 +13,7 @@ import pytest
 
 from engine.manager.placement import FAILURES, FAILURES_WITHIN, Demand, Placement, demand_of
 from engine.manager.records import NodeData, NodeRecord
-from engine.manager.states import Availability, NodeState
+from engine.swarm_session.states import Availability, NodeState
 from engine.wire.nodes import NodeDescription
 from tests.support.fakes.swarm import spec
 

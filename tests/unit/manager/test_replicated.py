@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.manager.records import NODE_DATA, SPEC_VERSIONS, TASKS
-from engine.manager.states import Availability, NodeState, TaskState
 from engine.manager.store import Put, Store
+from engine.swarm_session.states import Availability, NodeState, TaskState
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.swarm import leading, seconds
 

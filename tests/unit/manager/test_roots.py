@@ -18,15 +18,15 @@ from engine.errors import WrongState
 from engine.manager import keys, records, roots
 from engine.manager.ca import Authority, found
 from engine.manager.certificates import Root, Subject, certificates, digest, issued_by, new_root, request_key
-from engine.manager.clock import SECOND
 from engine.manager.identity import Identity
 from engine.manager.joining import Joining
 from engine.manager.loops import Acting
-from engine.manager.messages import Join, Joined, Renew, Renewed
 from engine.manager.records import Claim, Cluster, NodeData, NodeRecord
 from engine.manager.rotation import RotationLoop, trust_claim
-from engine.manager.states import Role
 from engine.manager.store import Compare, Delete, Put, Store
+from engine.swarm_session.clock import SECOND
+from engine.swarm_session.messages import Join, Joined, Renew, Renewed
+from engine.swarm_session.states import Role
 from engine.wire.swarm import CAConfig, SwarmSpec
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.etcd import FakeEtcd

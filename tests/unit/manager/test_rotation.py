@@ -12,15 +12,15 @@ from engine.errors import ServerError, Unavailable
 from engine.manager import keys, records, renewal, tokens
 from engine.manager.ca import Authority, found
 from engine.manager.certificates import certificates, digest, issued_by, nanoseconds
-from engine.manager.clock import SECOND
 from engine.manager.identity import Identity
 from engine.manager.loops import Acting
 from engine.manager.records import CAKey, NodeData, NodeRecord
 from engine.manager.renewal import Upkeep, rescue
 from engine.manager.rotation import RotationLoop
-from engine.manager.states import Role
 from engine.manager.store import Compare, Put, Store
 from engine.manager.tls import Credentials
+from engine.swarm_session.clock import SECOND
+from engine.swarm_session.states import Role
 from engine.wire.swarm import CAConfig, SwarmSpec
 from tests.support.fakes.clock import FakeClock
 

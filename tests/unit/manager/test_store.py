@@ -9,8 +9,8 @@ import pytest
 
 from engine.errors import ServerError
 from engine.manager.records import CLAIMS, LEADER, TASKS, Claim, Leader, Task
-from engine.manager.states import TaskState
 from engine.manager.store import Compare, Delete, Event, Fenced, Put, Stale, Store
+from engine.swarm_session.states import TaskState
 from tests.support import PATIENCE
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.etcd import FakeEtcd

@@ -9,9 +9,9 @@ import pytest
 
 from engine.manager import keys, tls
 from engine.manager.certificates import Root, Subject, new_root, request_key
-from engine.manager.clock import SECOND, SystemClock
-from engine.manager.states import Role
 from engine.manager.tls import Credentials, split
+from engine.swarm_session.clock import SECOND, SystemClock
+from engine.swarm_session.states import Role
 
 NOW = SystemClock().now()
 ROOT = Root(*new_root(NOW))

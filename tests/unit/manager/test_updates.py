@@ -11,8 +11,8 @@ import pytest
 
 from engine.manager import updates
 from engine.manager.records import CLAIMS, SERVICE_STATUS, SERVICES, SPEC_VERSIONS, Claim, Task, port_claim
-from engine.manager.states import Availability, NodeState, TaskState
 from engine.manager.store import Put, Store
+from engine.swarm_session.states import Availability, NodeState, TaskState
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.etcd import FakeEtcd
 from tests.support.fakes.swarm import Swarm, leading, seconds, spec

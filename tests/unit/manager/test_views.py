@@ -12,7 +12,6 @@ import pytest
 
 from engine.manager import records
 from engine.manager import views as module
-from engine.manager.messages import ANY, NetworkView, PortView, Views
 from engine.manager.records import (
     Attached,
     AttachmentRecord,
@@ -25,9 +24,10 @@ from engine.manager.records import (
     Task,
     TaskStatus,
 )
-from engine.manager.states import NodeState, Role, TaskState
 from engine.manager.store import Change, Delete, Put, Store
 from engine.manager.views import Feed, NetworkViews
+from engine.swarm_session.messages import ANY, NetworkView, PortView, Views
+from engine.swarm_session.states import NodeState, Role, TaskState
 from engine.wire.services import Endpoint, EndpointSpec, VirtualIP
 from engine.wire.tasks import NetworkAttachmentConfig, PortConfig
 from tests.support.fakes.clock import FakeClock

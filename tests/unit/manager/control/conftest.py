@@ -13,7 +13,6 @@ from engine.manager import networks
 from engine.manager.ca import Authority, found
 from engine.manager.control.table import Control
 from engine.manager.control.validate import DEFAULTS
-from engine.manager.messages import Call
 from engine.manager.records import (
     MANAGERS,
     NODE_DATA,
@@ -24,8 +23,9 @@ from engine.manager.records import (
     NodeRecord,
     new_id,
 )
-from engine.manager.states import Availability, NodeState, Role
 from engine.manager.store import Put, Store
+from engine.swarm_session.messages import Call
+from engine.swarm_session.states import Availability, NodeState, Role
 from engine.wire.nodes import EngineDescription, NodeDescription
 from tests.support.fakes.clock import FakeClock
 

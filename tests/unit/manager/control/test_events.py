@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from engine.manager.control import events
-from engine.manager.messages import Change, Watch
 from engine.manager.records import NODE_DATA, SERVICE_STATUS, ServiceStatus, UpdateRecord
-from engine.manager.states import NodeState
 from engine.manager.store import Put
+from engine.swarm_session.messages import Change, Watch
+from engine.swarm_session.states import NodeState
 from tests.unit.manager.control.conftest import Swarm, spec
 
 

@@ -28,8 +28,8 @@ from engine.manager.records import (
     Task,
     port_claim,
 )
-from engine.manager.states import TaskState
 from engine.manager.store import Delete, Put, Store
+from engine.swarm_session.states import TaskState
 from engine.wire.services import Endpoint, VirtualIP
 from tests.support.fakes.clock import FakeClock
 from tests.support.fakes.etcd import FakeEtcd

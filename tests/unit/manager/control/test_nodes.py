@@ -21,8 +21,8 @@ from engine.manager.records import (
     ManagerPresence,
     barred_claim,
 )
-from engine.manager.states import NodeState, Role
 from engine.manager.store import Delete, Put
+from engine.swarm_session.states import NodeState, Role
 from tests.unit.manager.control.conftest import NODE, Swarm
 
 

@@ -23,8 +23,8 @@ from engine.manager.records import (
     name_claim,
     new_id,
 )
-from engine.manager.states import TaskState
 from engine.manager.store import Put, Store
+from engine.swarm_session.states import TaskState
 from tests.unit.manager.control.conftest import Swarm, spec
 
 

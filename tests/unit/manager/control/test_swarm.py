@@ -14,10 +14,10 @@ from engine.manager.certificates import digest, new_root
 from engine.manager.control import validate
 from engine.manager.control.context import OutOfSequence
 from engine.manager.control.table import VERBS
-from engine.manager.messages import Call
 from engine.manager.records import CLUSTER, LEADER, Leader
-from engine.manager.states import Availability, Role
 from engine.manager.store import Put
+from engine.swarm_session.messages import Call
+from engine.swarm_session.states import Availability, Role
 from engine.wire.swarm import InitRequest
 from tests.support import PATIENCE
 from tests.unit.manager.control.conftest import NODE, Swarm, spec

@@ -18,8 +18,8 @@ from engine.manager.records import (
     new_id,
     spec_key,
 )
-from engine.manager.states import TASK_STATES, TaskState
 from engine.manager.store import Put
+from engine.swarm_session.states import TASK_STATES, TaskState
 from engine.wire.nodes import DiscreteResource, GenericResource
 from engine.wire.tasks import PortStatus
 from tests.unit.manager.control.conftest import NODE, Swarm, spec

@@ -34,8 +34,8 @@ import msgspec
 
 from engine import errors
 from engine.errors import BUG, EngineError, ServerError, Unavailable, decoding_reason, words
-from engine.manager import messages
-from engine.manager.messages import Message, Refused
+from engine.swarm_session import messages
+from engine.swarm_session.messages import Message, Refused
 from engine.system.tasks import spawn
 
 LONGEST = 64 << 20

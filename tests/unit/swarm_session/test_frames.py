@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import BUG, Conflict, InvalidParameter, NotFound, ServerError, Unavailable
-from engine.manager import frames, messages
-from engine.manager.frames import Connection
-from engine.manager.messages import (
+from engine.swarm_session import frames, messages
+from engine.swarm_session.frames import Connection
+from engine.swarm_session.messages import (
     Assignments,
     Beat,
     Bye,
@@ -720,31 +720,34 @@ def test_the_kinds_of_error_that_a_peer_may_name() -> None:
     assert isinstance(frames.refusal(messages.Refused(kind="InvalidParameter", message="x")), InvalidParameter)
 
 
-async def test_the_silence_of_a_host() -> None:
-    came: asyncio.Queue[Connection] = asyncio.Queue()
+def test_the_silence_of_a_host() -> None:
+    async def main() -> None:
+        came: asyncio.Queue[Connection] = asyncio.Queue()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer, ignore, dialled=False)
-        came.put_nowait(connection)
-        await connection.run()
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = Connection(reader, writer, ignore, dialled=False)
+            came.put_nowait(connection)
+            await connection.run()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        dialler = Connection(*await asyncio.open_connection("127.0.0.1", port), ignore, dialled=True)
-        running = asyncio.create_task(dialler.run())
-        listener = await came.get()
-        listener.watch_closely()
-        await asyncio.sleep(0.3)
-        silence = listener.silence
-        assert 0.1 < silence < 5
-        dialler.write(Beat())
-        while listener.silence >= silence:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        await dialler.close()
-        await listener.closed.wait()
-        assert listener.silence == 0
-        await running
-    async with pairs() as pair:
-        here, _ = await pair.make()
-        here.watch_closely()
-        assert here.silence == 0
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            dialler = Connection(*await asyncio.open_connection("127.0.0.1", port), ignore, dialled=True)
+            running = asyncio.create_task(dialler.run())
+            listener = await came.get()
+            listener.watch_closely()
+            await asyncio.sleep(0.3)
+            silence = listener.silence
+            assert 0.1 < silence < 5
+            dialler.write(Beat())
+            while listener.silence >= silence:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await dialler.close()
+            await listener.closed.wait()
+            assert listener.silence == 0
+            await running
+        async with pairs() as pair:
+            here, _ = await pair.make()
+            here.watch_closely()
+            assert here.silence == 0
+
+    asyncio.run(main())
