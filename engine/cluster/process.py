@@ -49,7 +49,7 @@ STOP_LIMIT = 20.0
 """Seconds that `Stop` may take: it may wait for quorum to remove a member."""
 TERM_LIMIT = 10.0
 """Seconds from SIGTERM to SIGKILL."""
-NEEDED = ("aetcd", "cryptography", "grpc")
+NEEDED = ("cryptography",)
 
 _log = logging.getLogger(__name__)
 

@@ -1,10 +1,9 @@
 """etcd's member over gRPC: the interface of `kv.py` on a Unix socket.
 
-The messages and stubs are the generated ones of aetcd; its client is not used. A request that gets
-no answer in time raises `InDoubt`; the callers decide whether it is repeated.
+A request that gets no answer in time raises `InDoubt`; the callers decide whether it is repeated.
 
-Owns:    one channel, which connects by itself whenever the member is back.
-Threads: the event loop's.
+Owns:    one connection, which the next request makes anew when the member has ended it.
+Threads: the event loop's. Not here: the messages (`etcd_messages.py`), HTTP/2 (`rpc/grpc.py`).
 Raises:  the kinds of `kv.py`.
 """
 
@@ -12,17 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, NoReturn
+import socket
+from collections.abc import AsyncIterator, Sequence
+from typing import NoReturn, TypeVar
 
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+import msgspec
 
-import grpc
-import grpc.aio
-from aetcd.rpc import rpc_pb2, rpc_pb2_grpc
-
+from engine.errors import EngineError
+from engine.manager import etcd_messages as messages
+from engine.manager.etcd_messages import Compare, RequestOp
 from engine.manager.kv import (
     ATTEMPT,
     Alarm,
@@ -42,6 +39,10 @@ from engine.manager.kv import (
     Range,
     Status,
 )
+from engine.rpc import grpc, protobuf
+from engine.rpc.protobuf import UInt64
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 SOCKET = "etcd:0"
 """Name of the client socket: etcd 3.4 wants the form host:port also for Unix sockets."""
@@ -53,25 +54,13 @@ FEW = 16
 transaction with more of them is repeated for that: it is large, and seldom fails.
 """
 
-_OPTIONS = (
-    ("grpc.default_authority", "localhost"),  # of a path it is none that Go accepts
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 1000),  # limit of an attempt: etcd accepts before it answers
-    ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.enable_http_proxy", 0),
-)
+_TERMS = grpc.Terms(other="member", message_limit=1 << 30)
+"""A range may have any size."""
 
 _ALARMS = {1: "nospace", 2: "corrupt"}
 
 _DOUBTFUL = frozenset((
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.ABORTED,
-    grpc.StatusCode.UNKNOWN,
-    grpc.StatusCode.INTERNAL,
+    grpc.CANCELLED, grpc.UNKNOWN, grpc.DEADLINE_EXCEEDED, grpc.ABORTED, grpc.INTERNAL, grpc.UNAVAILABLE,
 ))  # fmt: skip
 
 _WORDS: tuple[tuple[str, type[EtcdError]], ...] = (
@@ -82,51 +71,74 @@ _WORDS: tuple[tuple[str, type[EtcdError]], ...] = (
 )
 
 
-def _raise(error: grpc.aio.AioRpcError) -> NoReturn:
-    message = error.details() or error.code().name.lower().replace("_", " ")
+def _raise(error: EngineError, status: int) -> NoReturn:
     for words, kind in _WORDS:
-        if words in message:
-            raise kind(message) from error
-    raise (InDoubt if error.code() in _DOUBTFUL else EtcdError)(message) from error
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Raises the kinds of `kv.py` for gRPC's. A channel that is closed raises CancelledError in
-    those that wait for it, who were not cancelled.
-    """
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        _raise(error)
-    except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-        raise InDoubt("the connection to etcd is closed") from error
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise InDoubt("the connection to etcd is closed") from error
-
-
-async def _ask(method: Any, request: Any, timeout: float) -> Any:
-    """One request and its answer."""
-    with _refusals():
-        return await method(request, timeout=timeout)
+        if words in error.message:
+            raise kind(error.message) from error
+    raise (InDoubt if status in _DOUBTFUL else EtcdError)(error.message) from error
 
 
 class EtcdClient:
-    """`socket`: path of the member's client socket."""
+    """`path`: of the member's client socket."""
 
-    def __init__(self, socket: str) -> None:
-        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS)
-        self._keys = rpc_pb2_grpc.KVStub(self._channel)
-        self._watches = rpc_pb2_grpc.WatchStub(self._channel)
-        self._leases = rpc_pb2_grpc.LeaseStub(self._channel)
-        self._cluster = rpc_pb2_grpc.ClusterStub(self._channel)
-        self._maintenance = rpc_pb2_grpc.MaintenanceStub(self._channel)
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection: grpc.Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._closed = False
 
     async def close(self) -> None:
-        await self._channel.close(None)
+        """End the connection and all requests. Those that come later raise InDoubt."""
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def _call(self, method: str, request: msgspec.Struct, *, last: bool) -> AsyncIterator[grpc.Stream]:
+        """One call, which ends with the context. Raises the kinds of `kv.py` for gRPC's."""
+        connection = await self._connected()
+        stream: grpc.Stream | None = None
+        try:
+            stream = connection.call(f"/etcdserverpb.{method}")
+            await stream.send(protobuf.encode(request), last=last)
+            yield stream
+        except EtcdError:
+            raise
+        except EngineError as error:
+            _raise(error, stream.status if stream is not None else grpc.UNAVAILABLE)
+        finally:
+            if stream is not None:
+                stream.cancel()
+
+    async def _connected(self) -> grpc.Connection:
+        async with self._connecting:
+            if self._closed:
+                raise InDoubt("the connection to etcd is closed")
+            if self._connection is None or not self._connection.open:
+                self._connection = await self._connect()
+            return self._connection
+
+    async def _connect(self) -> grpc.Connection:
+        end = socket.socket(socket.AF_UNIX)
+        try:
+            end.setblocking(False)
+            end.connect(self._path)  # at once, or not at all: unix(7)
+            return await grpc.join(end.detach(), b"", b"", None, lambda: None, terms=_TERMS)
+        except OSError as error:
+            end.close()
+            raise InDoubt(f"etcd cannot be reached: {error.strerror or error}") from error
+
+    async def _ask(self, method: str, request: msgspec.Struct, of: type[T], timeout: float) -> T:
+        """One request and its answer."""
+        try:
+            async with asyncio.timeout(timeout), self._call(method, request, last=True) as stream:
+                answer = await stream.receive()
+                await stream.receive()  # the status
+                return protobuf.decode(answer or b"", of)
+        except TimeoutError as error:
+            raise InDoubt(f"etcd has not answered within {timeout:g} s") from error
 
     # --- keys -------------------------------------------------------------------------------------
 
@@ -141,15 +153,8 @@ class EtcdClient:
         keys_only: bool = False,
         timeout: float = ATTEMPT,
     ) -> Range:
-        request = rpc_pb2.RangeRequest(
-            key=start.encode(),
-            range_end=end.encode(),
-            limit=limit,
-            revision=revision,
-            serializable=serializable,
-            keys_only=keys_only,
-        )
-        answer = await _ask(self._keys.Range, request, timeout)
+        request = messages.RangeRequest(start.encode(), end.encode(), limit, revision, serializable, keys_only)
+        answer = await self._ask("KV/Range", request, messages.RangeResponse, timeout)
         return Range([_item(found) for found in answer.kvs], answer.header.revision, answer.more)
 
     async def commit(
@@ -170,152 +175,123 @@ class EtcdClient:
 
     async def _transaction(
         self, guards: Sequence[Guard], operations: Sequence[Operation], timeout: float, *, explain: bool
-    ) -> Any:
+    ) -> messages.TxnResponse:
         """With `explain`, the answer of a failure has what the guards compared."""
-        ranges = [
-            rpc_pb2.RequestOp(request_range=rpc_pb2.RangeRequest(key=guard.key.encode(), keys_only=True))
-            for guard in (guards if explain else ())
-        ]
-        request = rpc_pb2.TxnRequest(
+        request = messages.TxnRequest(
             compare=[_compare(guard) for guard in guards],
             success=[_operation(operation) for operation in operations],
-            failure=ranges,
+            failure=[
+                RequestOp(request_range=messages.RangeRequest(guard.key.encode(), keys_only=True))
+                for guard in (guards if explain else ())
+            ],
         )
-        return await _ask(self._keys.Txn, request, timeout)
+        return await self._ask("KV/Txn", request, messages.TxnResponse, timeout)
 
     async def watch(self, start: str, end: str, revision: int) -> AsyncIterator[Batch]:
-        create = rpc_pb2.WatchCreateRequest(key=start.encode(), range_end=end.encode(), start_revision=revision)
-        with _refusals():
-            call = self._watches.Watch()
-        try:
-            with _refusals():
-                await call.write(rpc_pb2.WatchRequest(create_request=create))
-            while True:
-                with _refusals():
-                    answer = await call.read()
-                if answer is grpc.aio.EOF:
-                    raise InDoubt(f"the watch has ended: {await call.details() or 'no reason'}")
+        create = messages.WatchCreateRequest(start.encode(), end.encode(), revision)
+        async with self._call("Watch/Watch", messages.WatchRequest(create), last=False) as stream:
+            while (message := await stream.receive()) is not None:
+                answer = protobuf.decode(message, messages.WatchResponse)
                 if answer.compact_revision:
                     raise Compacted(f"revision {revision} has been compacted")
                 if answer.canceled:
                     raise EtcdError(f"the watch was refused: {answer.cancel_reason}")
                 if answer.created or answer.events:
                     yield Batch([_event(event) for event in answer.events])
-        finally:
-            call.cancel()
+        raise InDoubt("the watch has ended")
 
     # --- leases -----------------------------------------------------------------------------------
 
     async def grant(self, seconds: int) -> int:
-        answer = await _ask(self._leases.LeaseGrant, rpc_pb2.LeaseGrantRequest(TTL=seconds), ATTEMPT)
-        return int(answer.ID)
+        request = messages.LeaseGrantRequest(seconds)
+        return (await self._ask("Lease/LeaseGrant", request, messages.LeaseGrantResponse, ATTEMPT)).id
 
     async def keep_alive(self, lease: int) -> None:
-        with _refusals():
-            call = self._leases.LeaseKeepAlive(timeout=ATTEMPT)
-            try:
-                await call.write(rpc_pb2.LeaseKeepAliveRequest(ID=lease))
-                answer = await call.read()
-                if answer is grpc.aio.EOF:
-                    raise InDoubt(f"no answer about a lease: {await call.details() or 'no reason'}")
-            finally:
-                call.cancel()
-        if answer.TTL <= 0:
+        request = messages.LeaseRequest(lease)
+        answer = await self._ask("Lease/LeaseKeepAlive", request, messages.LeaseKeepAliveResponse, ATTEMPT)
+        if answer.ttl <= 0:
             raise LeaseGone("requested lease not found")
 
     async def revoke(self, lease: int) -> None:
-        await _ask(self._leases.LeaseRevoke, rpc_pb2.LeaseRevokeRequest(ID=lease), ATTEMPT)
+        await self._ask("Lease/LeaseRevoke", messages.LeaseRequest(lease), messages.Empty, ATTEMPT)
 
     # --- members ----------------------------------------------------------------------------------
 
     async def members(self) -> list[Member]:
-        answer = await _ask(self._cluster.MemberList, rpc_pb2.MemberListRequest(), ATTEMPT)
+        answer = await self._ask("Cluster/MemberList", messages.Empty(), messages.MemberListResponse, ATTEMPT)
         return [_member(member) for member in answer.members]
 
     async def add_learner(self, peer_url: str) -> Member:
-        request = rpc_pb2.MemberAddRequest(peerURLs=[peer_url], isLearner=True)
-        answer = await _ask(self._cluster.MemberAdd, request, CHANGE)
-        return _member(answer.member)
+        request = messages.MemberAddRequest([peer_url], True)
+        return _member((await self._ask("Cluster/MemberAdd", request, messages.MemberAddResponse, CHANGE)).member)
 
     async def promote(self, member: int) -> None:
-        await _ask(self._cluster.MemberPromote, rpc_pb2.MemberPromoteRequest(ID=member), CHANGE)
+        await self._change("Cluster/MemberPromote", messages.MemberRequest(UInt64(member)))
 
     async def remove_member(self, member: int) -> None:
-        await _ask(self._cluster.MemberRemove, rpc_pb2.MemberRemoveRequest(ID=member), CHANGE)
+        await self._change("Cluster/MemberRemove", messages.MemberRequest(UInt64(member)))
 
     async def update_member(self, member: int, peer_url: str) -> None:
-        request = rpc_pb2.MemberUpdateRequest(ID=member, peerURLs=[peer_url])
-        await _ask(self._cluster.MemberUpdate, request, CHANGE)
+        await self._change("Cluster/MemberUpdate", messages.MemberUpdateRequest(UInt64(member), [peer_url]))
 
     async def status(self) -> Status:
-        answer = await _ask(self._maintenance.Status, rpc_pb2.StatusRequest(), ATTEMPT)
+        answer = await self._ask("Maintenance/Status", messages.Empty(), messages.StatusResponse, ATTEMPT)
         return Status(
             answer.header.member_id,
             answer.leader,
-            answer.raftTerm,
+            answer.raft_term,
             answer.header.revision,
             answer.version,
-            answer.dbSize,
-            answer.dbSizeInUse,
-            answer.isLearner,
-            answer.raftAppliedIndex,
+            answer.db_size,
+            answer.db_size_in_use,
+            answer.is_learner,
+            answer.raft_applied_index,
             tuple(answer.errors),
         )
 
     async def move_leader(self, member: int) -> None:
-        await _ask(self._maintenance.MoveLeader, rpc_pb2.MoveLeaderRequest(targetID=member), CHANGE)
+        await self._change("Maintenance/MoveLeader", messages.MemberRequest(UInt64(member)))
 
     async def compact(self, revision: int) -> None:
-        await _ask(self._keys.Compact, rpc_pb2.CompactionRequest(revision=revision, physical=True), 30.0)
+        await self._change("KV/Compact", messages.CompactionRequest(revision, physical=True), 30.0)
 
     async def defragment(self, *, timeout: float = 60.0) -> None:
-        await _ask(self._maintenance.Defragment, rpc_pb2.DefragmentRequest(), timeout)
+        await self._change("Maintenance/Defragment", messages.Empty(), timeout)
 
     async def alarms(self) -> list[Alarm]:
-        request = rpc_pb2.AlarmRequest(action=rpc_pb2.AlarmRequest.GET)
-        answer = await _ask(self._maintenance.Alarm, request, ATTEMPT)
-        return [Alarm(alarm.memberID, _ALARMS.get(alarm.alarm, "")) for alarm in answer.alarms]
+        answer = await self._ask("Maintenance/Alarm", messages.AlarmRequest(), messages.AlarmResponse, ATTEMPT)
+        return [Alarm(alarm.member_id, _ALARMS.get(alarm.alarm, "")) for alarm in answer.alarms]
 
     async def disarm(self, alarm: Alarm) -> None:
         numbers = {kind: number for number, kind in _ALARMS.items()}
-        request = rpc_pb2.AlarmRequest(
-            action=rpc_pb2.AlarmRequest.DEACTIVATE, memberID=alarm.member, alarm=numbers[alarm.kind]
-        )
-        await _ask(self._maintenance.Alarm, request, CHANGE)
+        request = messages.AlarmRequest(messages.DEACTIVATE, UInt64(alarm.member), numbers[alarm.kind])
+        await self._change("Maintenance/Alarm", request)
+
+    async def _change(self, method: str, request: msgspec.Struct, timeout: float = CHANGE) -> None:
+        await self._ask(method, request, messages.Empty, timeout)
 
 
-def _item(found: Any) -> Item:
+def _item(found: messages.KeyValue) -> Item:
     return Item(found.key.decode(), found.value, found.create_revision, found.mod_revision, found.lease)
 
 
-def _event(event: Any) -> Item | Gone:
-    found = event.kv
-    if event.type == 1:
-        return Gone(found.key.decode(), found.mod_revision)
-    return _item(found)
+def _event(event: messages.Event) -> Item | Gone:
+    return Gone(event.kv.key.decode(), event.kv.mod_revision) if event.deleted else _item(event.kv)
 
 
-def _member(found: Any) -> Member:
-    return Member(found.ID, found.name, found.peerURLs[0] if found.peerURLs else "", found.isLearner)
+def _member(found: messages.ClusterMember) -> Member:
+    return Member(found.id, found.name, found.peer_urls[0] if found.peer_urls else "", found.is_learner)
 
 
-def _compare(guard: Guard) -> Any:
+def _compare(guard: Guard) -> Compare:
     key = guard.key.encode()
     if guard.by_creation:
-        return rpc_pb2.Compare(
-            result=rpc_pb2.Compare.EQUAL,
-            target=rpc_pb2.Compare.CREATE,
-            key=key,
-            create_revision=guard.revision,
-        )
-    return rpc_pb2.Compare(
-        result=rpc_pb2.Compare.EQUAL, target=rpc_pb2.Compare.MOD, key=key, mod_revision=guard.revision
-    )
+        return Compare(messages.CREATE, key, create_revision=guard.revision)
+    return Compare(messages.MOD, key, mod_revision=guard.revision)
 
 
-def _operation(operation: Operation) -> Any:
+def _operation(operation: Operation) -> RequestOp:
     key = operation.key.encode()
     if isinstance(operation, PutKey):
-        put = rpc_pb2.PutRequest(key=key, value=operation.value, lease=operation.lease)
-        return rpc_pb2.RequestOp(request_put=put)
-    return rpc_pb2.RequestOp(request_delete_range=rpc_pb2.DeleteRangeRequest(key=key))
+        return RequestOp(request_put=messages.PutRequest(key, operation.value, operation.lease))
+    return RequestOp(request_delete_range=messages.DeleteRangeRequest(key))

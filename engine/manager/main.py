@@ -43,7 +43,6 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     logging.raiseExceptions = False  # the daemon, whose stderr this is, may have ended
     log_format.configure(given.log_level)
-    logging.getLogger("grpc").setLevel(logging.WARNING)  # a line for each call otherwise
     raise_priority()
     memory.configure()
     for directory in (given.root, given.run):

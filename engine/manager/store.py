@@ -55,8 +55,8 @@ from engine.system.tasks import spawn
 R = TypeVar("R", bound=msgspec.Struct)
 C = TypeVar("C", bound=Item | Gone)
 
-PAGE = 5000
-"""Keys of one range while loading."""
+PAGE = 1000
+"""Keys of one range while loading: 6 ms are the most that decoding may take at once."""
 READ = 5.0
 """Seconds of one range of `PAGE` keys."""
 LIMIT = 18.0

@@ -10,7 +10,7 @@ import subprocess
 from engine.errors import ServerError, words
 
 PROGRAM = "etcd"
-PACKAGES = ("aetcd", "cryptography", "grpc")
+PACKAGES = ("cryptography",)
 
 OLDEST = (3, 4, 18)
 FAULTY = ((3, 5, 0), (3, 5, 2))

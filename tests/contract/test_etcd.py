@@ -55,6 +55,12 @@ def run(request: pytest.FixtureRequest) -> Run:
     return lambda work: asyncio.run(asyncio.wait_for(whole(work), 50))
 
 
+async def until(condition: Callable[..., object], *arguments: object) -> None:
+    async with asyncio.timeout(20 * PATIENCE):
+        while not condition(*arguments):  # noqa: ASYNC110 - of a process
+            await asyncio.sleep(0.01)
+
+
 async def changes(watch: AsyncIterator[Batch], count: int) -> list[Item | Gone]:
     """The next `count` changes of a watch."""
     found: list[Item | Gone] = []
@@ -290,3 +296,69 @@ def test_a_closed_client() -> None:
             await swarm.close()
 
     asyncio.run(work())
+
+
+def test_a_member_that_is_killed_and_started_again() -> None:
+    """The same client goes on: nothing that was written is lost, no change is watched twice, leases
+    live, and what was under way is in doubt.
+    """
+
+    async def work() -> None:
+        swarm = Swarm()
+        try:
+            member = swarm.member("n1")
+            etcd = await member.start()
+            lease = await etcd.grant(60)
+            kept = (await etcd.commit([], [PutKey("/leased", b"", lease)])).revision
+            watched: list[Item | Gone] = []
+            written: dict[str, int] = {}
+            doubtful: set[str] = set()
+
+            async def watch() -> None:
+                revision = kept + 1
+                while True:
+                    try:
+                        async for batch in etcd.watch(FIRST, LAST, revision):
+                            watched.extend(batch.puts_and_deletes)
+                            if batch.puts_and_deletes:
+                                revision = batch.puts_and_deletes[-1].revision + 1
+                    except InDoubt:
+                        await asyncio.sleep(0.02)
+
+            async def write() -> None:
+                for number in range(10**6):
+                    key = f"/k{number:06}"
+                    try:
+                        written[key] = (await etcd.commit([Guard(key, 0)], [PutKey(key, b"x")])).revision
+                    except InDoubt:
+                        doubtful.add(key)
+                        await asyncio.sleep(0.02)
+
+            def have_written(count: int) -> bool:
+                return len(written) > count
+
+            def runs_again(before: int) -> bool:
+                return member.pid not in (0, before)
+
+            working = [asyncio.ensure_future(watch()), asyncio.ensure_future(write())]
+            for kills in range(1, 5):
+                await until(have_written, 20 * kills)
+                if kills < 4:
+                    killed = member.pid
+                    os.kill(killed, signal.SIGKILL)
+                    await until(runs_again, killed)
+            working[1].cancel()
+            last = (await etcd.commit([], [PutKey("/last", b"")])).revision
+            await until(lambda: watched and watched[-1].revision >= last)
+            working[0].cancel()
+            await etcd.keep_alive(lease)
+            found = {item.key: item.revision for item in (await etcd.range("/k", "/l")).items}
+            assert doubtful, "no request was under way"
+            assert written.items() <= found.items()
+            assert found.keys() - written.keys() <= doubtful | {max(found)}
+            assert [change.revision for change in watched] == list(range(kept + 1, last + 1))
+            assert {change.key for change in watched} == {*found, "/last"}
+        finally:
+            await swarm.close()
+
+    asyncio.run(asyncio.wait_for(work(), 100 * PATIENCE))

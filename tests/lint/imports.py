@@ -61,9 +61,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "logs": {"system", "_fast", *SHARED},
     "monitor": {"logs", "system", "_fast", *SHARED},
     "shipper": {"logs", "system", "_fast", *SHARED},
+    "rpc": {"errors", "system", "_fast"},
     "swarm_session": {"system", *SHARED},
     # of images only `reference`, of logs only the drivers
-    "manager": {"images", "logs", "swarm_session", "system", *SHARED},
+    "manager": {"images", "logs", "rpc", "swarm_session", "system", *SHARED},
     "http": {"errors", "system"},  # of system only `tasks` and `tls`
     "images": BELOW | SHARED,
     "plugins": BELOW | SHARED,
@@ -73,7 +74,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # installs plugins from registries and runs them as containers are run; the others see `plugins`
     # alone
     "managed_plugins": {"containers", "images", "logs", "plugins"} | BELOW | SHARED,
-    "build": {"containers", "images", "networks", "volumes"} | BELOW | SHARED,
+    "build": {"containers", "images", "networks", "rpc", "volumes"} | BELOW | SHARED,
     "cluster": {"containers", "images", "networks", "volumes", "logs", "swarm_session"} | BELOW | SHARED,
     "usage": {"build", "containers", "images", "volumes", "system"} | SHARED,
     "api": {

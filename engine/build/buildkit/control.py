@@ -7,7 +7,7 @@ export. The build itself runs in Control/Solve, on the engine's own builder. Of 
 (LLB) only those of `graphs.py` are accepted.
 
 Owns:    builds that are asked for, until their Solve ends.
-Threads: the event loop's. Not here: the frontend's options (`frontend.py`), gRPC (`grpc.py`).
+Threads: the event loop's. Not here: the frontend's options (`frontend.py`), gRPC (`rpc/grpc.py`).
 Raises:  the kinds of `engine/errors.py`, which become the status of the call.
 """
 
@@ -27,7 +27,7 @@ import msgspec
 
 from engine import __version__
 from engine.build import options
-from engine.build.buildkit import cache_exports, details, exporting, frontend, graphs, grpc, protobuf, usage
+from engine.build.buildkit import cache_exports, details, exporting, frontend, graphs, usage
 from engine.build.buildkit.control_messages import (
     BuildkitVersion,
     Capability,
@@ -62,11 +62,9 @@ from engine.build.buildkit.control_messages import (
 from engine.build.buildkit.exporting import LOCAL, TAR
 from engine.build.buildkit.frontend import Builder, Files, Wanted
 from engine.build.buildkit.graphs import Fetched
-from engine.build.buildkit.grpc import Connection, Handler, Stream
-from engine.build.buildkit.grpc import request as _request
 from engine.build.buildkit.history import History, Limits
 from engine.build.buildkit.history_calls import HistoryCalls
-from engine.build.buildkit.messages import BytesMessage, shortened
+from engine.build.buildkit.messages import BytesMessage
 from engine.build.buildkit.progress import CANCELED, Progress, Steps
 from engine.build.buildkit.session import Sessions
 from engine.build.cache import Uses
@@ -81,7 +79,11 @@ from engine.images.instructions.effects import quoted
 from engine.images.record import ImageRecord
 from engine.images.reference import Reference
 from engine.images.store import ImageStore
+from engine.rpc import grpc, protobuf
+from engine.rpc.grpc import Connection, Handler, Stream
+from engine.rpc.grpc import request as _request
 from engine.system.threads import cancelled
+from engine.times import rfc3339
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -132,6 +134,8 @@ BUILDKIT_VERSION = f"v0.25.2+engined.{__version__}"
 """Clients compare it. It is the BuildKit of dockerd 28.5.2, with which builds are compared here.
 What comes after `+` counts for no comparison.
 """
+_TERMS = grpc.Terms(headers=lambda: (("buildkit-current-timestamp", rfc3339(time.time_ns())),))
+"""Clients of the build history compare its times with this one."""
 _EXPORTERS = frozenset(("moby", "image", "", LOCAL, TAR))
 _OTHER_EXPORTERS = frozenset(("docker", "oci", "registry"))
 """Those that BuildKit has, too."""
@@ -247,7 +251,7 @@ class Control:
                 if not connection.open:
                     self._connections.discard(connection)
 
-        connection = await grpc.join(descriptor, head, early, self.handlers, lost, peer)
+        connection = await grpc.join(descriptor, head, early, self.handlers, lost, peer, _TERMS)
         if not ended:
             self._connections.add(connection)
 
@@ -616,7 +620,7 @@ class Control:
                         steps.take(report)
                     await progress.room()
         except EngineError as error:
-            words = shortened(_words(error))
+            words = grpc.shortened(_words(error))
             cause = error.__cause__
             steps.end(cause.answer if isinstance(cause, Unresolved) else words)
             lines = (error.line, error.last) if isinstance(error, AtLine) else steps.lines
@@ -664,7 +668,7 @@ def _placed(
     if lines is None or not files.dockerfile:
         return ServerError(words)
     places = tuple((line, line) for line in several) or (lines,)
-    return grpc.Detailed(words, details.Lines(wanted.filename, files.dockerfile, places))
+    return details.Placed(words, details.Lines(wanted.filename, files.dockerfile, places))
 
 
 def _inline_cache(result: _Result) -> bool:
@@ -683,8 +687,8 @@ def _failure(job: _Job, error: BaseException) -> tuple[int, str, bytes]:
     if isinstance(error, asyncio.CancelledError):
         code, message = grpc.CANCELLED, "context canceled"
     elif isinstance(error, EngineError):
-        code, message = grpc.status_of(error), shortened(error.message)
-        detail = error.detail if isinstance(error, grpc.Detailed | grpc.Unsupported) else None
+        code, message = grpc.status_of(error), grpc.shortened(error.message)
+        detail = error.detail if isinstance(error, details.Placed | details.Unsupported) else None
     return code, message, details.status(code, message, detail, job.progress.failed)
 
 

@@ -3,7 +3,7 @@
 Sources: moby/buildkit api/services/control/control.proto, frontend/gateway/pb/gateway.proto,
 api/types/worker.proto, util/apicaps/pb/caps.proto, solver/pb/ops.proto; google/rpc/status.proto,
 google/protobuf/timestamp.proto; grpc/health/v1/health.proto.
-Not here: the services that a client offers (`messages.py`), encoding (`protobuf.py`).
+Not here: the services that a client offers (`messages.py`), encoding (`rpc/protobuf.py`).
 """
 
 from __future__ import annotations

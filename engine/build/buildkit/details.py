@@ -12,7 +12,8 @@ from typing import Annotated
 
 import msgspec
 
-from engine.build.buildkit import protobuf
+from engine.errors import ServerError, Unimplemented
+from engine.rpc import grpc, protobuf
 
 LARGEST = 32 << 10
 """Bytes of a Dockerfile for a trailer: encoded twice, it is smaller than 64 KiB. BuildKit's clients
@@ -54,6 +55,28 @@ class Named(msgspec.Struct, frozen=True):
 
     kind: str
     name: str
+
+
+class Placed(grpc.Detailed, ServerError):
+    """A failure with its places in the Dockerfile."""
+
+    def __init__(self, message: str, detail: Lines) -> None:
+        super().__init__(message)
+        self.detail = detail
+
+    def details(self, status: int, message: str) -> str:
+        return encoded(status, message, self.detail)
+
+
+class Unsupported(grpc.Detailed, Unimplemented):
+    """A part of the frontend that this engine does not have. Clients do without it."""
+
+    def __init__(self, message: str, detail: Named) -> None:
+        super().__init__(message)
+        self.detail = detail
+
+    def details(self, status: int, message: str) -> str:
+        return encoded(status, message, self.detail)
 
 
 def encoded(code: int, message: str, detail: Lines | Named) -> str:

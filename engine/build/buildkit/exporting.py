@@ -15,11 +15,12 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable
 
-from engine.build.buildkit import filesync, grpc, protobuf
+from engine.build.buildkit import filesync
 from engine.build.buildkit.messages import DATA, FAILURE, FINISH, REQUEST, BytesMessage, Packet, Stat
 from engine.build.buildkit.services import Session
 from engine.build.trees import BLOCK, CHARACTER, DIRECTORY, FIFO, LINK, DirectoryTree, Entry
 from engine.errors import InvalidParameter, ServerError
+from engine.rpc import grpc, protobuf
 from engine.storage.snapshots import Snapshots
 from engine.system.threads import uninterrupted
 

@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 from urllib.parse import quote
 
-from engine.build.buildkit import grpc, protobuf
 from engine.build.buildkit.messages import DATA, FAILURE, FINISH, REQUEST, STAT, Packet, Stat
 from engine.build.kept import Listed
 from engine.build.trees import BLOCK, FIFO, FILE
@@ -40,6 +39,7 @@ from engine.build.trees import CHARACTER as CHARACTER_DEVICE
 from engine.build.trees import DIRECTORY as DIRECTORY_ENTRY
 from engine.build.trees import LINK as LINK_ENTRY
 from engine.errors import EngineError, InvalidParameter, ServerError
+from engine.rpc import grpc, protobuf
 
 FILES_AHEAD = 64
 BYTES_AHEAD = 4 << 20

@@ -36,9 +36,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engine.build import bases, calls, context, followed, git, kept, options
-from engine.build.buildkit import cache_imports, filesync, grpc, layouts
+from engine.build.buildkit import cache_imports, filesync, layouts
 from engine.build.buildkit.control_messages import CacheEntry, SourceInfo
-from engine.build.buildkit.details import LARGEST, Named
+from engine.build.buildkit.details import LARGEST, Named, Unsupported
 from engine.build.buildkit.progress import Progress, Steps, VertexProgress
 from engine.build.buildkit.services import Session
 from engine.build.buildkit.session import Sessions
@@ -246,10 +246,10 @@ def _check_parts(given: Mapping[str, str]) -> None:
     for asked in filter(None, given.get("frontend.caps", "").split(",")):
         name, _, forward = asked.partition("+")
         if name not in _CAPABILITIES and forward != "forward":
-            raise grpc.Unsupported(f"unsupported frontend capability {name[:100]}", Named("FrontendCap", name[:100]))
+            raise Unsupported(f"unsupported frontend capability {name[:100]}", Named("FrontendCap", name[:100]))
     call = given.get("requestid", "")
     if call and call not in (calls.LINT, calls.OUTLINE, calls.TARGETS, calls.DESCRIBE):
-        raise grpc.Unsupported(f"unsupported request {call[:100]}", Named("Subrequest", call[:100]))
+        raise Unsupported(f"unsupported request {call[:100]}", Named("Subrequest", call[:100]))
 
 
 def _with_prefix(given: Mapping[str, str], prefix: str) -> dict[str, str]:

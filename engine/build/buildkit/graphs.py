@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine.build import fetching
-from engine.build.buildkit import protobuf
 from engine.build.buildkit.control_messages import Definition, Input, Operation, OperationMetadata, Source
 from engine.build.buildkit.messages import Stat
 from engine.build.reports import Transfer
 from engine.errors import InvalidParameter, NotFound, Unimplemented
 from engine.images.remote import Remote
+from engine.rpc import protobuf
 
 LARGEST = 4 << 20
 """Bytes of a file that a client reads. buildx takes 2 MB."""

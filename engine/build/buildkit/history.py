@@ -39,7 +39,7 @@ from typing import NamedTuple
 import msgspec
 import zstandard
 
-from engine.build.buildkit import protobuf, provenance
+from engine.build.buildkit import provenance
 from engine.build.buildkit.control_messages import Exporter, RpcStatus, SolveRequest, StatusResponse, Time
 from engine.build.buildkit.history_messages import (
     COMPLETE,
@@ -51,11 +51,12 @@ from engine.build.buildkit.history_messages import (
     BuildResultInfo,
     NumberedBlob,
 )
-from engine.build.buildkit.messages import shortened
 from engine.build.buildkit.progress import Progress, Reports
 from engine.build.git import without_password
 from engine.errors import EngineError, NotFound, ServerError, reason_with_file, words
 from engine.images.record import ImageRecord
+from engine.rpc import protobuf
+from engine.rpc.grpc import shortened
 from engine.storage.records import Change, Records
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted

@@ -14,9 +14,8 @@ import re
 import time
 from collections.abc import Mapping
 
-from engine.build.buildkit import grpc, history_filters, protobuf
+from engine.build.buildkit import history_filters
 from engine.build.buildkit.control_messages import Empty, Time
-from engine.build.buildkit.grpc import Handler, Stream
 from engine.build.buildkit.history import History
 from engine.build.buildkit.history_messages import (
     COMPLETE,
@@ -32,6 +31,8 @@ from engine.build.buildkit.history_messages import (
 )
 from engine.build.buildkit.messages import ReadContentResponse
 from engine.errors import InvalidParameter
+from engine.rpc import grpc, protobuf
+from engine.rpc.grpc import Handler, Stream
 
 _CONTROL = "/moby.buildkit.v1.Control/"
 _CONTENT = "/containerd.services.content.v1.Content/"

@@ -2,7 +2,7 @@
 this engine uses. A field's number is in its annotation.
 
 Sources: moby/buildkit session/*/*.proto, tonistiigi/fsutil types/*.proto.
-Not here: the messages of BuildKit's own API (`control.py`), encoding (`protobuf.py`).
+Not here: the messages of BuildKit's own API (`control.py`), encoding (`rpc/protobuf.py`).
 """
 
 from __future__ import annotations
@@ -112,18 +112,3 @@ class Packet(msgspec.Struct):
     stat: Annotated[Stat | None, 2] = None
     id: Annotated[int, 3] = 0
     data: Annotated[bytes, 4] = b""
-
-
-TEXT_BYTES = 16 << 10
-"""Bytes of a text that is no output: the name of a vertex, an error."""
-
-
-def shortened(text: str) -> str:
-    """A text of at most TEXT_BYTES bytes. The middle of a longer one is left out: the end of an
-    error has the exit code of a command, which can be as long as a Dockerfile.
-    """
-    data = text.encode(errors="replace")
-    if len(data) <= TEXT_BYTES:
-        return text
-    half = TEXT_BYTES // 2 - 8
-    return f"{data[:half].decode(errors='ignore')} … {data[-half:].decode(errors='ignore')}"

@@ -37,7 +37,6 @@ from engine.build.buildkit.control_messages import (
     VertexStatus,
     VertexWarning,
 )
-from engine.build.buildkit.messages import shortened
 from engine.build.reports import (
     STDERR,
     STDOUT,
@@ -53,6 +52,7 @@ from engine.build.reports import (
     Transfer,
 )
 from engine.errors import EngineError
+from engine.rpc.grpc import shortened
 
 BACKLOG = 10_000
 """Reports that are kept for clients that have not asked yet."""

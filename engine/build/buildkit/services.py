@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
-from engine.build.buildkit import filesync, grpc, protobuf
+from engine.build.buildkit import filesync
 from engine.build.buildkit.messages import (
     COMMIT_CONTENT,
     WRITE_PIECE,
@@ -38,6 +38,7 @@ from engine.build.buildkit.messages import (
 )
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError, Unimplemented, reason
 from engine.images.credentials import NOBODY, Credentials
+from engine.rpc import grpc, protobuf
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
 

@@ -7,7 +7,7 @@ the session by its id.
 This module is loaded with the daemon; gRPC and h2 when the first client opens a session.
 
 Owns:    the connections of all sessions; directories of forwarded SSH agents while they are in use.
-Threads: the event loop's. Not here: the services themselves (`services.py`), gRPC (`grpc.py`).
+Threads: the event loop's. Not here: the services themselves (`services.py`), gRPC (`rpc/grpc.py`).
 Raises:  the kinds of `engine/errors.py`, with the id of secret or agent and never a secret.
 """
 

@@ -22,12 +22,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.build import kept
-from engine.build.buildkit import filesync, protobuf
+from engine.build.buildkit import filesync
 from engine.build.buildkit.messages import Packet
 from engine.build.context import Context
 from engine.build.kept import KeptContexts, key_of
 from engine.build.trees import LARGE, Hashing, digest_of
 from engine.errors import InvalidParameter, ServerError
+from engine.rpc import protobuf
 from tests.support.builds.sessions import DIRECTORY, LINK, Node, field
 
 KEY = "0" * 32

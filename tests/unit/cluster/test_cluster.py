@@ -24,7 +24,7 @@ from tests.support.fakes.overlays import MemoryRecords, fake_networks
 LOADED = """
 import engine.daemon, sys
 print(*(name for name in sys.modules if name.startswith(("engine.manager", "engine.cluster.", "engine.wire."))))
-print(*(name for name in ("cryptography", "grpc", "aetcd", "google.protobuf") if name in sys.modules))
+print(*(name for name in ("cryptography", "h2", "engine.rpc") if name in sys.modules))
 """
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 
-from engine.build.buildkit import details, protobuf
+from engine.build.buildkit import details
 from engine.build.buildkit.details import Lines, Named
+from engine.rpc import protobuf
 from tests.support.builds.sessions import fields
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.build.buildkit import protobuf
 from engine.build.buildkit.control_messages import Definition, Empty, Input, Operation, OperationMetadata, Source
 from engine.build.buildkit.graphs import Fetched, WebFile, definition, result_of, web_file
 from engine.build.buildkit.messages import Stat
 from engine.errors import EngineError, InvalidParameter, NotFound, Unimplemented
+from engine.rpc import protobuf
 from tests.support.builds import buildx
 
 URL = "https://host.example/x"

@@ -15,12 +15,12 @@ import msgspec
 import pytest
 
 from engine.build.buildkit import history as module
-from engine.build.buildkit import protobuf
 from engine.build.buildkit.control_messages import Exporter, SolveRequest, StatusResponse, Time, VertexWarning
 from engine.build.buildkit.history import ATTRIBUTES, History, Limits, Listener, Row
 from engine.build.buildkit.history_messages import COMPLETE, DELETED, STARTED, BuildHistoryEvent, BuildHistoryRecord
 from engine.build.buildkit.progress import Progress
 from engine.errors import InvalidParameter, NotFound, ServerError
+from engine.rpc import protobuf
 from engine.storage.records import Change, Records
 from tests.support import PATIENCE
 

@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.build.buildkit import progress as module
-from engine.build.buildkit import protobuf
 from engine.build.buildkit.control_messages import StatusResponse
-from engine.build.buildkit.messages import TEXT_BYTES, shortened
 from engine.build.buildkit.progress import Clip, Limits, Progress, Steps
 from engine.build.reports import (
     STDERR,
@@ -28,6 +26,7 @@ from engine.build.reports import (
     StepEnded,
     Transfer,
 )
+from engine.rpc import protobuf
 from engine.wire.images import ProgressDetail
 from tests.support import PATIENCE
 
@@ -319,16 +318,6 @@ def test_messages_are_bounded() -> None:
     last = protobuf.decode(messages[-1], StatusResponse).vertexes[-1]
     assert last.error.startswith("eee") and last.error.endswith(": exit code: 7")
     assert last.name.startswith("[299/300] RUN nnn") and last.completed is not None
-
-
-@given(st.text(max_size=30), st.integers(0, 2 * TEXT_BYTES))
-def test_a_shortened_text(text: str, length: int) -> None:
-    long = (text or "x") * (length // (len(text) or 1))
-    short = shortened(long)
-    assert len(short.encode(errors="replace")) <= TEXT_BYTES
-    if short != long:
-        before, _, after = short.partition(" … ")
-        assert long.startswith(before[:100]) and long.endswith(after[-100:])
 
 
 def test_a_reader_aside() -> None:

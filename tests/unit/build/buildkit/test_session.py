@@ -18,14 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.build.buildkit import grpc, services
+from engine.build.buildkit import services
 from engine.build.buildkit.filesync import InMemory
 from engine.build.buildkit.messages import GetSecretRequest, GetSecretResponse
-from engine.build.buildkit.protobuf import encode
 from engine.build.buildkit.services import Session
 from engine.build.buildkit.session import Sessions
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError, Unavailable, Unimplemented
 from engine.images.credentials import NOBODY, Credentials
+from engine.rpc import grpc
+from engine.rpc.protobuf import encode
 from tests.support import PATIENCE
 from tests.support.builds import sessions
 from tests.support.builds.sessions import Call, Failed, Handler, Peer
@@ -177,7 +178,7 @@ def test_a_slow_reader_stops_its_own_stream_alone() -> None:
             stream = session._connection.call("/flood")
             for _ in range(20):
                 assert await session.secret("x") == b"y"
-            assert len(sent) <= grpc.WINDOW >> 20
+            assert len(sent) <= grpc.Terms().window >> 20
             received = 0
             while (message := await stream.receive()) is not None:
                 received += len(message)

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.build.buildkit import protobuf, usage
+from engine.build.buildkit import usage
 from engine.build.buildkit.control_messages import DiskUsageResponse, PruneRequest
 from engine.build.prune import CACHE_MOUNT, CONTEXT, STEP, Entry
 from engine.errors import InvalidParameter
+from engine.rpc import protobuf
 
 SHARED = Entry("abc1", "", STEP, "RUN make, install", 1, 1, 1, 1, False, True)
 USED = Entry("abd2", "abc1", CONTEXT, "local source", 1, 1, 1, 1, True, False)

@@ -5,14 +5,14 @@
 
 A field is a str, bytes, int, bool, another struct (`X | None`), a list of these, or a dict whose
 keys are strings. A field with its default value is not encoded. Unknown fields are skipped. int
-stands for every varint type of at most 64 bits; 2^63 and above decode as negative numbers, so
-uint64 is not supported. Strings that are not UTF-8 keep their bytes by surrogateescape, because
-file names are such strings.
+stands for every varint type of at most 64 bits, of which 2^63 and above decode as negative numbers;
+`UInt64` is the one without a sign. Strings that are not UTF-8 keep their bytes by surrogateescape,
+because file names are such strings.
 
-This codec takes 60 lines, no memory worth mentioning and about 5 us for a small message. The
-package `protobuf` takes 4 MB and needs generated code.
+This codec takes no memory worth mentioning and about 5 us for a small message. The package
+`protobuf` takes 4 MB and needs generated code.
 
-Pure. Not here: the messages (`messages.py`), their transport (`grpc.py`).
+Pure. Not here: the messages, their transport (`grpc.py`).
 Raises: InvalidParameter for bytes that are not a message of the type.
 """
 
@@ -29,6 +29,7 @@ import msgspec
 from engine.errors import InvalidParameter, words
 
 T = TypeVar("T", bound=msgspec.Struct)
+UInt64 = typing.NewType("UInt64", int)
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 DEEPEST = 32
@@ -165,6 +166,7 @@ def _to_text(value: Any, _depth: int) -> str:
 _SCALARS: dict[Any, _Kind] = {
     bool: _Kind(VARINT, lambda value: b"\x01" if value else b"\x00", lambda value, _: value != 0),
     int: _Kind(VARINT, varint, _signed),
+    UInt64: _Kind(VARINT, varint, lambda value, _: value),
     bytes: _Kind(BYTES, _prefixed, lambda value, _: bytes(value)),
     str: _Kind(BYTES, lambda value: _prefixed(value.encode("utf-8", "surrogateescape")), _to_text),
 }

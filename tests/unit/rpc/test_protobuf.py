@@ -13,9 +13,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.build.buildkit import protobuf
 from engine.build.buildkit.messages import Packet, Stat
 from engine.errors import InvalidParameter
+from engine.rpc import protobuf
 
 
 class Inner(msgspec.Struct):

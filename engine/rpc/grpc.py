@@ -1,15 +1,16 @@
-"""gRPC over HTTP/2 on a socket that was an HTTP/1.1 connection before, as client or as server.
+"""gRPC over HTTP/2 on a given socket, as client or as server.
 
 h2 does the framing: 6 us for a small frame and 20 us for one of 16 KiB, in 1.4 MB of memory. DATA
 frames are taken out before it (`_fast/h2data.pyx`). grpclib over it takes twice the memory and
-wants a connection that it opens itself; grpcio takes 11 MB, and cannot use a given socket.
+wants a connection that it opens itself; grpcio takes 11 MB, and cannot use a socket that was an
+HTTP/1.1 connection before.
 
 Messages are bytes here. Each stream has its own receive window, so that a reader that is slow stops
 its own stream alone; sending waits for the peer's windows and for the socket. All frames of one
 round of the loop go out in one write: a write wakes the client, which answers most with two frames.
 
 Owns:    the socket, until `close` or the peer's end; a task per call that is served.
-Threads: the event loop's. Not here: the messages (`messages.py`), the meaning of the calls.
+Threads: the event loop's. Not here: the messages, the meaning of the calls.
 Raises:  the kinds of `engine/errors.py` for a call's status. Unavailable when the connection ends.
 """
 
@@ -21,10 +22,9 @@ import logging
 import re
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -36,8 +36,6 @@ from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
 from engine._fast.h2data import Scanner
-from engine.build.buildkit import details, protobuf
-from engine.build.buildkit.messages import shortened
 from engine.errors import (
     BUG,
     Conflict,
@@ -50,17 +48,19 @@ from engine.errors import (
     Unavailable,
     Unimplemented,
 )
+from engine.rpc import protobuf
 from engine.system.tasks import spawn
-from engine.times import rfc3339
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 _log = logging.getLogger(__name__)
 
 MESSAGE_LIMIT = 4 << 20
-"""Bytes of a message."""
-WINDOW = MESSAGE_LIMIT + (1 << 20)
-"""Bytes that one stream may receive ahead of its reader: at least one message."""
+"""Bytes of a message, unless the terms of the connection name others."""
+AHEAD = 1 << 20
+"""Bytes that one stream may receive ahead of its reader, besides one message."""
+TEXT_BYTES = 16 << 10
+"""Bytes of a status's message."""
 TOGETHER = 64 << 10
 """Bytes that wait for the end of the loop's round. More are written at once."""
 CONNECTION_WINDOW = 16 << 20
@@ -69,7 +69,8 @@ ANSWER_SECONDS = 60.0
 """Seconds for the answer of a call with one message. Credential helpers may ask the user."""
 
 OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS = 0, 1, 2, 3, 4, 5, 6
-PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE, UNAUTHENTICATED = 7, 8, 12, 13, 14, 16
+PERMISSION_DENIED, RESOURCE_EXHAUSTED, ABORTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 7, 8, 10, 12, 13, 14
+UNAUTHENTICATED = 16
 
 _KINDS: dict[int, type[EngineError]] = {
     INVALID_ARGUMENT: InvalidParameter,
@@ -87,7 +88,6 @@ name of any other status before the message.
 _PREFIX = struct.Struct(">BI")
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _WINDOW_UPDATE = struct.Struct(">3sBBII")
-_REFUSED = f"a gRPC message is compressed or too long: {MESSAGE_LIMIT} bytes are the most"
 # The header fields that go out are valid and of the right form: they are made here.
 _CLIENT, _SERVER = (
     H2Configuration(
@@ -108,20 +108,34 @@ _SETTINGS = {
 Metadata = Sequence[tuple[str, str]]
 
 
-class Detailed(ServerError):
-    """A failure with the details that BuildKit's clients show."""
+class Terms(NamedTuple):
+    """How one connection is used."""
 
-    def __init__(self, message: str, detail: details.Lines) -> None:
-        super().__init__(message)
-        self.detail = detail
+    other: str = "client"
+    """What the peer is called in errors."""
+    message_limit: int = MESSAGE_LIMIT
+    """Bytes of a message. A longer one ends its call."""
+    headers: Callable[[], Metadata] = tuple
+    """More headers for each answer of this side."""
+
+    @property
+    def window(self) -> int:
+        return self.message_limit + AHEAD
+
+    @property
+    def refused(self) -> str:
+        return f"a gRPC message is compressed or too long: {self.message_limit} bytes are the most"
 
 
-class Unsupported(Unimplemented):
-    """A part of the frontend that this engine does not have. Clients do without it."""
+_USUAL = Terms()
 
-    def __init__(self, message: str, detail: details.Named) -> None:
-        super().__init__(message)
-        self.detail = detail
+
+class Detailed(EngineError):
+    """A failure whose answer has more than a status and a message."""
+
+    def details(self, status: int, message: str) -> str:
+        """The value of the trailer `grpc-status-details-bin`; "" for none."""
+        raise NotImplementedError
 
 
 class TooLong(InvalidParameter):
@@ -140,6 +154,17 @@ def status_of(error: EngineError) -> int:
 def failure(status: int, message: str) -> EngineError:
     """The kind of error of a gRPC status."""
     return _KINDS.get(status, ServerError)(message or f"the peer answered with gRPC status {status}")
+
+
+def shortened(text: str) -> str:
+    """A text of at most TEXT_BYTES bytes. The middle of a longer one is left out: the end of an
+    error has the exit code of a command, which can be as long as a Dockerfile.
+    """
+    data = text.encode(errors="replace")
+    if len(data) <= TEXT_BYTES:
+        return text
+    half = TEXT_BYTES // 2 - 8
+    return f"{data[:half].decode(errors='ignore')} … {data[-half:].decode(errors='ignore')}"
 
 
 class Stream:
@@ -165,6 +190,8 @@ class Stream:
         self.closed = False
         self.begun = False
         """A served call has sent its headers."""
+        self.status = UNKNOWN
+        """The peer's status of a call that this side made, once it has come."""
 
     @property
     def peer(self) -> str:
@@ -200,7 +227,7 @@ class Stream:
         message = self._messages.popleft()
         self._taken += len(message) + _PREFIX.size
         # Both sides would wait for ever in a window that is too small for the next message.
-        if self._taken > WINDOW - MESSAGE_LIMIT - _PREFIX.size:
+        if self._taken > AHEAD - _PREFIX.size:
             self._connection.open_window(self._number, self._taken)
             self._taken = 0
         return message
@@ -211,7 +238,7 @@ class Stream:
         """
         if not self.begun and not self.closed:
             self.begun = True
-            self._connection.send_headers(self._number, _headers())
+            self._connection.send_headers(self._number, self._connection.answer_headers())
 
     async def send(self, message: bytes, *, last: bool = False) -> None:
         """Send a message, as fast as the peer reads. `last`: it is the client's last one."""
@@ -256,8 +283,8 @@ class Stream:
         place = 0
         while len(buffer) - place >= _PREFIX.size:
             compressed, size = _PREFIX.unpack_from(buffer, place)
-            if compressed or size > MESSAGE_LIMIT:
-                raise TooLong(_REFUSED)
+            if compressed or size > self._connection.terms.message_limit:
+                raise TooLong(self._connection.terms.refused)
             end = place + _PREFIX.size + size
             if end > len(buffer):
                 break
@@ -302,10 +329,13 @@ class Connection(asyncio.Protocol):
         early: bytes,
         on_lost: Callable[[], object],
         peer: str = "",
+        terms: Terms = _USUAL,
     ) -> None:
         """With `handlers`, by path, it is the server. `head` is sent before HTTP/2 begins; `early`
         bytes were received already.
         """
+        self.terms = terms
+        self._left = f"the {terms.other} has closed its connection"
         self._first = bytearray(head)
         """Bytes that go before those of h2."""
         self._waiting = 0
@@ -318,11 +348,11 @@ class Connection(asyncio.Protocol):
         self.peer = peer
         client = handlers is None
         self._h2 = H2Connection(_CLIENT if client else _SERVER)
-        self._h2.local_settings = Settings(client, {SettingCodes.INITIAL_WINDOW_SIZE: WINDOW, **_SETTINGS})
+        self._h2.local_settings = Settings(client, {SettingCodes.INITIAL_WINDOW_SIZE: terms.window, **_SETTINGS})
         # h2 reads it from settings that change, and these are the first ones.
         self._h2.max_inbound_frame_size = _SETTINGS[SettingCodes.MAX_FRAME_SIZE]
         preface = 0 if client else len(_PREFACE)
-        self._scanner = Scanner(preface, _SETTINGS[SettingCodes.MAX_FRAME_SIZE], MESSAGE_LIMIT)
+        self._scanner = Scanner(preface, _SETTINGS[SettingCodes.MAX_FRAME_SIZE], terms.message_limit)
         self._begun: list[int] = []
         """Streams whose DATA the scanner takes from the next bytes on."""
         self._streams: dict[int, Stream] = {}
@@ -383,7 +413,7 @@ class Connection(asyncio.Protocol):
             if self._scanner.passing(number):
                 self._begun.append(number)
             else:
-                self._take(self._scanner.register(number, WINDOW, stream.take_buffer()))
+                self._take(self._scanner.register(number, self.terms.window, stream.take_buffer()))
 
     def _take(self, taken: Iterable[tuple[int, bytes | int | None]]) -> None:
         """Take in what the scanner has found."""
@@ -432,7 +462,7 @@ class Connection(asyncio.Protocol):
         self._writable.set()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.lost((Unavailable, "the client has closed its connection"))
+            stream.lost((Unavailable, self._left))
         for task in self._serving.values():
             task.cancel()
         self._on_lost()
@@ -510,9 +540,9 @@ class Connection(asyncio.Protocol):
     def _refuse(self, number: int, stream: Stream) -> None:
         """A message cannot be taken. A call that is served ends with a status, when it reads it."""
         if self.serves:
-            stream.finish((TooLong, _REFUSED))
+            stream.finish((TooLong, self.terms.refused))
         else:
-            self.reset(number, (TooLong, _REFUSED))
+            self.reset(number, (TooLong, self.terms.refused))
 
     def _begin_data(self, number: int, headers: Mapping[str, list[str]]) -> None:
         if "content-length" not in headers:  # h2 would compare it with the DATA that it sees
@@ -528,11 +558,12 @@ class Connection(asyncio.Protocol):
         if code not in ("", "200"):
             stream.finish((ServerError, f"the peer answered with HTTP status {code}"))
         elif status == "0":
+            stream.status = OK
             stream.finish()
         elif status:
             message = unquote(_first(headers, "grpc-message"), errors="replace")
-            number_of_status = int(status) if status.isascii() and status.isdigit() else UNKNOWN
-            error = failure(number_of_status, message)
+            stream.status = int(status) if status.isascii() and status.isdigit() else UNKNOWN
+            error = failure(stream.status, message)
             stream.finish((type(error), error.message))
 
     # --- calls of this side -----------------------------------------------------------------------
@@ -540,12 +571,12 @@ class Connection(asyncio.Protocol):
     def call(self, path: str, metadata: Metadata = ()) -> Stream:
         """Begin a call. Raises Unavailable when the connection has ended."""
         if not self.open:
-            raise Unavailable("the client has closed its connection")
+            raise Unavailable(self._left)
         try:
             number = self._h2.get_next_available_stream_id()
             self._h2.send_headers(number, [*_REQUEST, (":path", path), *_ABOUT, *metadata])
         except H2Error as error:
-            raise Unavailable("the client takes no more calls") from error
+            raise Unavailable(f"the {self.terms.other} takes no more calls") from error
         stream = self._streams[number] = Stream(self, number, {})
         self._flush()
         return stream
@@ -564,10 +595,14 @@ class Connection(asyncio.Protocol):
                     raise ServerError(f"the answer of {path} is empty")
                 await stream.receive()  # the status
         except TimeoutError:
-            raise Unavailable(f"the client did not answer {path} within {ANSWER_SECONDS:g} s") from None
+            raise Unavailable(f"the {self.terms.other} did not answer {path} within {ANSWER_SECONDS:g} s") from None
         finally:
             stream.cancel()
         return protobuf.decode(answer, of)
+
+    def answer_headers(self) -> list[tuple[str, str]]:
+        """The headers of an answer of this side."""
+        return [(":status", "200"), ("content-type", "application/grpc"), *self.terms.headers()]
 
     async def send(self, stream: Stream, number: int, data: bytes, last: bool) -> None:
         """Send a stream's bytes. Raises Unavailable when the call is over."""
@@ -653,8 +688,8 @@ class Connection(asyncio.Protocol):
                     await stream.send(answer)
         except EngineError as error:
             status, message = status_of(error), error.message
-            if isinstance(error, Detailed | Unsupported):
-                more = details.encoded(status, shortened(message), error.detail)
+            if isinstance(error, Detailed):
+                more = error.details(status, shortened(message))
         except Exception as error:
             if isinstance(error, TimeoutError) and limit.expired():
                 status, message = DEADLINE_EXCEEDED, "context deadline exceeded"
@@ -665,7 +700,7 @@ class Connection(asyncio.Protocol):
             text = quote(shortened(message), safe=" !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
             trailers = [("grpc-status", str(status)), *([("grpc-message", text)] if text else [])]
             trailers += [("grpc-status-details-bin", more)] if more else []
-            self.send_headers(number, trailers if stream.begun else [*_headers(), *trailers], last=True)
+            self.send_headers(number, trailers if stream.begun else [*self.answer_headers(), *trailers], last=True)
             if not stream.half_closed:
                 with contextlib.suppress(H2Error):
                     self._h2.reset_stream(number, ErrorCodes.NO_ERROR)
@@ -681,14 +716,6 @@ class Connection(asyncio.Protocol):
         if any(each.startswith(f"/{service}/") for each in self._handlers or ()):
             return f"unknown method {method} for service {service}"
         return f"unknown service {service}"
-
-
-def _headers() -> list[tuple[str, str]]:
-    """Those of an answer. Clients of the build history compare its times with the last one."""
-    return [
-        *((":status", "200"), ("content-type", "application/grpc")),
-        ("buildkit-current-timestamp", rfc3339(time.time_ns())),
-    ]
 
 
 _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -718,13 +745,14 @@ async def join(
     handlers: Mapping[str, Handler] | None,
     on_lost: Callable[[], object],
     peer: str = "",
+    terms: Terms = _USUAL,
 ) -> Connection:
     """Speak HTTP/2 on a hijacked stream: with `handlers` as the server, else as the client.
 
     `descriptor` belongs to the connection from now on. `peer`: the process or host at the other
     end. Raises OSError when the peer has left.
     """
-    connection = Connection(handlers, head, early, on_lost, peer)
+    connection = Connection(handlers, head, early, on_lost, peer, terms)
     end = socket.socket(fileno=descriptor)
     end.setblocking(False)
     loop = asyncio.get_running_loop()

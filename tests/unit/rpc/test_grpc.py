@@ -18,8 +18,6 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.build.buildkit import grpc
-from engine.build.buildkit.grpc import Connection, Stream
 from engine.errors import (
     BUG,
     Conflict,
@@ -30,6 +28,8 @@ from engine.errors import (
     ServerError,
     Unavailable,
 )
+from engine.rpc import grpc
+from engine.rpc.grpc import Connection, Stream
 from tests.support import PATIENCE
 
 Act = Callable[["Client"], Awaitable[None]]
@@ -483,3 +483,13 @@ def test_a_descriptor_is_closed_once_when_the_client_has_left() -> None:
         uvloop.run(work())
         gc.collect()
     assert [str(each.message) for each in seen] == []
+
+
+@given(st.text(max_size=30), st.integers(0, 2 * grpc.TEXT_BYTES))
+def test_a_shortened_text(text: str, length: int) -> None:
+    long = (text or "x") * (length // (len(text) or 1))
+    short = grpc.shortened(long)
+    assert len(short.encode(errors="replace")) <= grpc.TEXT_BYTES
+    if short != long:
+        before, _, after = short.partition(" … ")
+        assert long.startswith(before[:100]) and long.endswith(after[-100:])
