@@ -30,9 +30,9 @@ from engine import __version__, proxies
 from engine.api import application, authorization
 from engine.api.engine import Engine
 from engine.api.metrics import MetricsApplication
-from engine.build.builder import Builder
-from engine.build.buildkit.front import BuildKit
-from engine.build.buildkit.session import Sessions
+from engine.builder.builder import Builder
+from engine.builder.buildkit.front import BuildKit
+from engine.builder.buildkit.session import Sessions
 from engine.cluster.cluster import Cluster
 from engine.cluster.parts import Parts as ClusterParts
 from engine.config import INHERITED, Config, Source, encode, reloads

@@ -22,7 +22,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from engine import times
-from engine.build.builder import Builder
+from engine.builder.builder import Builder
 from engine.containers import listing, views
 from engine.containers.containers import Containers
 from engine.containers.lifecycle import State

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.micro.test_layer import ENTRIES, archive
 from engine._fast.members import Members
-from engine.build.context import Index
+from engine.builder.context import Index
 
 __all__ = ["archive"]
 

@@ -4,7 +4,7 @@
 Headers are ustar, with a PAX header (POSIX.1, pax) in front for long names, large numbers,
 fractions of seconds and attributes. Sparse files are GNU's, version 1.0, as in pack.pyx.
 
-Not here: which entries there are (build/copying.py).
+Not here: which entries there are (builder/copying.py).
 
 Owns:    the headers, and the file being read. Descriptors that are given stay the caller's.
 Threads: one at a time. `readinto` releases the GIL.

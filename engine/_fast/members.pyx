@@ -2,7 +2,7 @@
 """The members of a tar archive with everything that a copy of them needs: clean names, attributes,
 and the sha256 of contents, which is computed while the archive is read.
 
-Not here: what a member may be (build/context.py), the format (tar.pyx).
+Not here: what a member may be (builder/context.py), the format (tar.pyx).
 
 Owns:    a reader. What it returns is the caller's.
 Threads: one at a time. The GIL is held, except while the source waits and while hashlib works on

@@ -16,9 +16,9 @@ from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, json_reply, started, upload_reply
 from engine.api.versions import Flag
-from engine.build import classic, options
-from engine.build.options import Options, PruneOptions
-from engine.build.quiet import quiet
+from engine.builder import classic, options
+from engine.builder.options import Options, PruneOptions
+from engine.builder.quiet import quiet
 from engine.errors import InvalidParameter
 from engine.http.messages import Query, Reply, Request, StreamReply
 from engine.images.credentials import registry_config

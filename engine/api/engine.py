@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable
 
 from engine.api.kept import KeptReplies
-from engine.build.builder import Builder
-from engine.build.buildkit.front import BuildKit
-from engine.build.buildkit.session import Sessions
-from engine.build.running import RunningBuilds
+from engine.builder.builder import Builder
+from engine.builder.buildkit.front import BuildKit
+from engine.builder.buildkit.session import Sessions
+from engine.builder.running import RunningBuilds
 from engine.cluster.cluster import Cluster
 from engine.config import Config
 from engine.containers.containers import Containers

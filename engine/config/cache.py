@@ -1,7 +1,7 @@
 """What the build cache may keep: sizes, and policies of its garbage collection as text.
 
 Rules: dockerd's `builder.gc`. Sizes are those of docker/go-units, RAMInBytes.
-Not here: the collection, and the default policies (`build/collection.py`).
+Not here: the collection, and the default policies (`builder/collection.py`).
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ ROOT/
   containers/<id>/       log, hosts, hostname, resolv.conf, OCI bundle (containers)
   volumes/<name>/_data   named volumes (volumes)
   plugins/<id>/          output, OCI bundle and PropagatedMount of managed plugins (managed_plugins)
-  build/caches/<name>/   directories of RUN --mount=type=cache (build/caches.py)
-  build/contexts/<key>/  contents of clients' build contexts (build/kept.py)
-  build/history/<name>   logs of builds that have ended (build/buildkit/history.py)
+  build/caches/<name>/   directories of RUN --mount=type=cache (builder/caches.py)
+  build/contexts/<key>/  contents of clients' build contexts (builder/kept.py)
+  build/history/<name>   logs of builds that have ended (builder/buildkit/history.py)
   tmp/                   bodies being received, as unnamed files if the file system has O_TMPFILE;
                          emptied at start
 ```

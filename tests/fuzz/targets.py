@@ -29,10 +29,10 @@ from engine._fast.logreader import LogReader
 from engine._fast.logwriter import LogWriter
 from engine._fast.members import Members
 from engine.api import parameters
-from engine.build import context, copying, ignore
-from engine.build.dockerfile import lines, stages
-from engine.build.dockerfile.scope import Platforms, Scope
-from engine.build.trees import DirectoryTree
+from engine.builder import context, copying, ignore
+from engine.builder.dockerfile import lines, stages
+from engine.builder.dockerfile.scope import Platforms, Scope
+from engine.builder.trees import DirectoryTree
 from engine.errors import EngineError, InvalidParameter
 from engine.http.framing import ChunkedReader
 from engine.images import reference

@@ -74,11 +74,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     # installs plugins from registries and runs them as containers are run; the others see `plugins`
     # alone
     "managed_plugins": {"containers", "images", "logs", "plugins"} | BELOW | SHARED,
-    "build": {"containers", "images", "networks", "rpc", "volumes"} | BELOW | SHARED,
+    "builder": {"containers", "images", "networks", "rpc", "volumes"} | BELOW | SHARED,
     "cluster": {"containers", "images", "networks", "volumes", "logs", "swarm_session"} | BELOW | SHARED,
-    "usage": {"build", "containers", "images", "volumes", "system"} | SHARED,
+    "usage": {"builder", "containers", "images", "volumes", "system"} | SHARED,
     "api": {
-        *("http", "cluster", "build", "containers", "images", "networks", "volumes", "plugins", "managed_plugins"),
+        *("http", "cluster", "builder", "containers", "images", "networks", "volumes", "plugins", "managed_plugins"),
         *("monitor", "usage"),
         *SHARED,
     },

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.build.git import Checkout, Limits, agent_of, checkout, source_of_add, source_of_context
+from engine.builder.git import Checkout, Limits, agent_of, checkout, source_of_add, source_of_context
 from engine.errors import EngineError, InvalidParameter, ServerError
 from engine.system import sealed
 from tests.support.builds.repositories import Repository, daemon, dumb, git, silent, smart
@@ -380,7 +380,7 @@ def test_ssh_with_the_agent_of_a_client(monkeypatch: pytest.MonkeyPatch) -> None
         for path, names, _ in os.walk(repository.path):
             for each in (path, *(os.path.join(path, name) for name in names)):
                 os.chown(each, sealed.USER, sealed.GROUP)
-        monkeypatch.setattr("engine.build.git._SSH", f"/usr/bin/python3 {top}/ssh.py")
+        monkeypatch.setattr("engine.builder.git._SSH", f"/usr/bin/python3 {top}/ssh.py")
         asked: list[str] = []
 
         class Session:
@@ -510,7 +510,7 @@ def test_a_daemon_that_is_killed(place: Path) -> None:
     program = """
         import asyncio, sys
         from pathlib import Path
-        from engine.build.git import checkout, source_of_context
+        from engine.builder.git import checkout, source_of_context
 
         async def main():
             async with checkout(source_of_context(sys.argv[1]), Path(sys.argv[2])):

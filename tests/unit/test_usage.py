@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from engine import usage
 from engine.api import system
-from engine.build.prune import Entry
+from engine.builder.prune import Entry
 from engine.errors import InvalidParameter, ServerError
 from engine.usage import Usage, Usages
 from engine.wire.containers import ContainerSummary, SummaryHostConfig, SummaryNetworks

@@ -1,6 +1,6 @@
 """The effect of an instruction on an image's configuration, and its words in the history.
 
-Pure. Instructions come expanded. Not here: files, RUN, COPY and ADD (engine/build).
+Pure. Instructions come expanded. Not here: files, RUN, COPY and ADD (engine/builder).
 Raises: InvalidParameter in the words of Docker.
 """
 

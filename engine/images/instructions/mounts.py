@@ -1,6 +1,6 @@
 """`RUN --mount`: its fields, their defaults and rules.
 
-Pure. Not here: the mount itself (engine/build/steps).
+Pure. Not here: the mount itself (engine/builder/steps).
 Raises: InvalidParameter in the words of BuildKit.
 """
 

@@ -2,8 +2,8 @@
 
 A record holds the values as they are written, with their quotes and variables; `expand` replaces
 them. `read` checks flags and the number of arguments, `check` quotes and substitutions, and the
-values that have no variables. Not here: joining lines (build/dockerfile/lines.py), the effect on a
-configuration (effects.py).
+values that have no variables. Not here: joining lines (builder/dockerfile/lines.py), the effect on
+a configuration (effects.py).
 Raises: InvalidParameter in the words of Docker, without the line's number.
 """
 

@@ -2,7 +2,7 @@
 
 The rules are those of BuildKit's parser and of its shell words; a value keeps its quotes until
 `expanded`. Pure. Not here: what an instruction does with its words (records.py), continuations
-(build/dockerfile/lines.py).
+(builder/dockerfile/lines.py).
 Raises: InvalidParameter in the words of Docker.
 """
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from engine.build.state import DEFAULT_PATH
+from engine.builder.state import DEFAULT_PATH
 from tests.support import PATIENCE, ROOT
 from tests.support.builds.building import TAR
 from tests.support.engine import client

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.build.state import DEFAULT_PATH
+from engine.builder.state import DEFAULT_PATH
 from tests.support import PATIENCE, ROOT
 from tests.support.builds.building import TAR
 from tests.support.engine import client

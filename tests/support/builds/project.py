@@ -15,7 +15,7 @@ from tests.clients.programs import FORKY
 from tests.support.engine.harness import Result, TempEngine
 
 OLD = time.time_ns() // 10**9 * 10**9 - 3600 * 10**9 + 123_456_789
-"""A time that tells a content from others (`engine/build/kept.py`)."""
+"""A time that tells a content from others (`engine/builder/kept.py`)."""
 _UNITS = {"B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9}
 
 

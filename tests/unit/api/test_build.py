@@ -21,9 +21,9 @@ from engine.api import build
 from engine.api.application import Application
 from engine.api.engine import Engine
 from engine.api.versions import CHANGES, Table, Version
-from engine.build.options import DEFAULT_HOST, Options, PruneOptions
-from engine.build.prune import STEP, Entry, Pruned
-from engine.build.reports import ImageMade, Notice, Report, Transfer
+from engine.builder.options import DEFAULT_HOST, Options, PruneOptions
+from engine.builder.prune import STEP, Entry, Pruned
+from engine.builder.reports import ImageMade, Notice, Report, Transfer
 from engine.errors import Conflict, InvalidParameter, NotFound, ServerError
 from engine.http.messages import Headers, Reply, Request, StreamReply
 from engine.images.credentials import Credentials

@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.build.buildkit.messages import Packet, Stat
+from engine.builder.buildkit.messages import Packet, Stat
 from engine.errors import InvalidParameter
 from engine.rpc import protobuf
 

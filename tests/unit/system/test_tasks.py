@@ -93,9 +93,9 @@ def test_a_fatal_failure_calls_the_hook(fatal: bool) -> None:
 
 ENGINE = Path(__file__).resolve().parents[3] / "engine"
 KEPT = {
-    ("build/build.py", "self._results[stage.index]"): "awaited by `_run`",
-    ("build/buildkit/control.py", "result.building"): "awaited by `_image_of`, ended by `_end`",
-    ("build/kept.py", "self._writing"): "awaited by `_written` and `_discard`",
+    ("builder/build.py", "self._results[stage.index]"): "awaited by `_run`",
+    ("builder/buildkit/control.py", "result.building"): "awaited by `_image_of`, ended by `_end`",
+    ("builder/kept.py", "self._writing"): "awaited by `_written` and `_discard`",
     ("http/protocol.py", "self._task"): "reports its own failures",
     ("images/pull.py", "download.task"): "awaited by each user of the download",
     ("images/registry/download.py", "self._writing"): "awaited by `_settle`",
