@@ -74,10 +74,10 @@ def _run(words: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
             ["ps", *words],
-            env={"PATH": os.environ.get("PATH", os.defpath)},
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             errors="replace",
             timeout=_SECONDS,
             check=False,
