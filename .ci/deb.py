@@ -25,8 +25,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from engine import __version__, service  # noqa: E402
+from engine import __version__  # noqa: E402
 from engine.__main__ import _parser  # noqa: E402
+from engine.commands import service  # noqa: E402
 
 PARTS = ROOT / ".ci" / "deb"
 EXTRAS = "swarm,awslogs"

@@ -29,11 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.command in ("install-service", "uninstall"):
-        from engine import service
+        from engine.commands import service
 
         return service.main(arguments, parser)
     if arguments.command == "check":
-        from engine import check
+        from engine.commands import check
 
         return check.configuration(arguments.config) if arguments.config else check.main(arguments.containers)
     if arguments.command in ("reload", "stop"):
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _reload(run_directory) if arguments.command == "reload" else _stop(run_directory, arguments.time)
     if arguments.command == "swarm":
         # The manager's packages, which only hosts of managers have.
-        from engine import recovery
+        from engine.commands import recovery
 
         return recovery.main(arguments)
     try:

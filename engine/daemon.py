@@ -26,7 +26,7 @@ from typing import NamedTuple
 import msgspec
 import uvloop
 
-from engine import __version__, proxies
+from engine import __version__
 from engine.api import application, authorization
 from engine.api.engine import Engine
 from engine.api.metrics import MetricsApplication
@@ -35,6 +35,8 @@ from engine.builder.buildkit.front import BuildKit
 from engine.builder.buildkit.session import Sessions
 from engine.cluster.cluster import Cluster
 from engine.cluster.parts import Parts as ClusterParts
+from engine.common import proxies
+from engine.common.facts import Counts, Host
 from engine.config import INHERITED, Config, Source, encode, reloads
 from engine.containers import boot, defaults, log_plan
 from engine.containers.container import Container
@@ -51,7 +53,6 @@ from engine.containers.stats import Statistics
 from engine.containers.store import ContainerStore
 from engine.errors import EngineError, NotFound, ServerError, words
 from engine.events import EventLog
-from engine.facts import Counts, Host
 from engine.http.server import Server
 from engine.http.tls import mutual_context
 from engine.images.record import ImageUser

@@ -13,7 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from engine import labels, metrics
+from engine import metrics
+from engine.common import labels
 from engine.wire.events import Actor, Message
 
 HISTORY = 1024

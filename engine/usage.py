@@ -21,8 +21,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from engine import times
 from engine.builder.builder import Builder
+from engine.common import times
 from engine.containers import listing, views
 from engine.containers.containers import Containers
 from engine.containers.lifecycle import State

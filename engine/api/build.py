@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from engine import times
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, json_reply, started, upload_reply
@@ -19,6 +18,7 @@ from engine.api.versions import Flag
 from engine.builder import classic, options
 from engine.builder.options import Options, PruneOptions
 from engine.builder.quiet import quiet
+from engine.common import times
 from engine.errors import InvalidParameter
 from engine.http.messages import Query, Reply, Request, StreamReply
 from engine.images.credentials import registry_config

@@ -11,13 +11,13 @@ from engine.builder.buildkit.front import BuildKit
 from engine.builder.buildkit.session import Sessions
 from engine.builder.running import RunningBuilds
 from engine.cluster.cluster import Cluster
+from engine.common.facts import Counts, Host, ProgramFacts
 from engine.config import Config
 from engine.containers.containers import Containers
 from engine.containers.delivery import Deliveries
 from engine.containers.exec import Execs
 from engine.containers.stats import Statistics
 from engine.events import EventLog
-from engine.facts import Counts, Host, ProgramFacts
 from engine.http.relays import Relays
 from engine.images.remote import Remote
 from engine.images.store import ImageStore

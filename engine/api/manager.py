@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from engine import booleans
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import encode
+from engine.common import booleans
 from engine.errors import InvalidParameter
 from engine.http.messages import Query, Reply, Request
 from engine.usage import Turn

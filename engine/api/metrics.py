@@ -18,9 +18,9 @@ import msgspec
 from engine import metrics
 from engine.api import replies, system
 from engine.api.engine import Engine
+from engine.common.facts import OwnProcess
 from engine.containers.lifecycle import State
 from engine.errors import EngineError
-from engine.facts import OwnProcess
 from engine.http.messages import Reply, Request
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

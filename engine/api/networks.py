@@ -11,10 +11,10 @@ from engine.api import own_networks, parameters, swarm_mode
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, json_reply
 from engine.api.versions import Flag
+from engine.common.network_rules import FILTERS, OVERLAY, PREDEFINED_NAMES, SWARM
 from engine.containers import settings
 from engine.errors import InvalidParameter, NotFound
 from engine.http.messages import Reply, Request
-from engine.network_rules import FILTERS, OVERLAY, PREDEFINED_NAMES, SWARM
 from engine.wire.networks import NetworkConnect, NetworkCreate, NetworkDisconnect, NetworksPruned
 
 

@@ -6,16 +6,16 @@ swarm (`swarm_networks.py`).
 
 from __future__ import annotations
 
-from engine import network_rules
 from engine.api.engine import Engine
 from engine.api.kept import Entry
 from engine.api.replies import empty_reply, encoded_reply
 from engine.api.versions import Flag
+from engine.common import network_rules
+from engine.common.network_rules import SWARM
+from engine.common.pruning import Selection
 from engine.errors import NotFound
 from engine.http.messages import Reply, Request
-from engine.network_rules import SWARM
 from engine.networks.endpoints import Network
-from engine.pruning import Selection
 from engine.wire.networks import Network as Shown
 from engine.wire.networks import NetworkInspect
 

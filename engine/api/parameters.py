@@ -16,12 +16,12 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from engine import booleans, times
 from engine.api.versions.change import Flag
+from engine.common import booleans, times
+from engine.common.pruning import Selection
 from engine.errors import InvalidParameter, decoding_reason
 from engine.http.messages import Headers, Query, Request
 from engine.images.credentials import NOBODY, Credentials, registry_auth
-from engine.pruning import Selection
 from engine.wire.containers import FROM_OLDER
 
 T = TypeVar("T")

@@ -16,10 +16,10 @@ from urllib.parse import quote_plus
 
 import msgspec
 
-from engine import times
 from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import stream_type
+from engine.common import times
 from engine.errors import EngineError, InvalidParameter
 from engine.http.messages import Request, StreamReply
 from engine.wire.services import Service

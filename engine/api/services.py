@@ -13,11 +13,11 @@ from engine.api import manager, parameters, service_logs
 from engine.api.engine import Engine
 from engine.api.replies import json_reply
 from engine.api.versions import Flag
+from engine.common.network_rules import PREDEFINED_NAMES, SWARM
 from engine.errors import EngineError, InvalidParameter
 from engine.http.messages import Reply, Request, StreamReply
 from engine.images import reference
 from engine.images.credentials import registry_auth
-from engine.network_rules import PREDEFINED_NAMES, SWARM
 from engine.wire.services import Service, ServiceCreated, ServiceSpec, ServiceUpdated
 
 _log = logging.getLogger(__name__)

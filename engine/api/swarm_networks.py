@@ -21,9 +21,9 @@ from engine.api import manager, own_networks, parameters
 from engine.api.engine import Engine
 from engine.api.replies import empty_reply, encode, json_reply
 from engine.api.versions import Flag
+from engine.common.network_rules import FILTERS, SWARM
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound
 from engine.http.messages import Reply, Request
-from engine.network_rules import FILTERS, SWARM
 from engine.networks.endpoints import Network
 from engine.wire.networks import EndpointResource, NetworkCreate, NetworkCreated, NetworkInspect, NetworksPruned
 from engine.wire.networks import Network as Shown

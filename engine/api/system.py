@@ -12,17 +12,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine import __version__, metrics, proxies, seccomp_profiles, times
+from engine import __version__, metrics
 from engine.api import swarm_mode
 from engine.api.engine import Engine
 from engine.api.parameters import boolean
 from engine.api.replies import encode, json_reply
 from engine.api.versions import MINIMUM, NEWEST, RELEASE, Flag
+from engine.common import proxies, seccomp_profiles, times
+from engine.common.facts import Host
+from engine.common.network_rules import Pool
 from engine.config import Config
 from engine.errors import InvalidParameter
-from engine.facts import Host
 from engine.http.messages import Reply, Request
-from engine.network_rules import Pool
 from engine.usage import Kind, Turn, Usage, Usages
 from engine.wire.containers import ContainerSummary
 from engine.wire.images import ImageSummary

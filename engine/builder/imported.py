@@ -18,11 +18,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from engine import times
 from engine.builder.cacheconfig import Steps
 from engine.builder.output import Log
 from engine.builder.parts import Parts
 from engine.builder.reports import Transfer
+from engine.common import times
 from engine.errors import InvalidParameter
 from engine.images.pull import Bringing
 from engine.wire.images import Descriptor

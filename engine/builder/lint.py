@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from engine import booleans
 from engine.builder.dialect import BUILDKIT
 from engine.builder.dockerfile import lines, stages
 from engine.builder.dockerfile.lines import Document
@@ -25,6 +24,7 @@ from engine.builder.git import source_of_add
 from engine.builder.ignore import Patterns
 from engine.builder.remote import is_url
 from engine.builder.reports import CheckWarning
+from engine.common import booleans
 from engine.errors import InvalidParameter
 from engine.images import reference
 from engine.images.instructions import words

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine import __version__, times
+from engine import __version__
+from engine.common import times
 from engine.images.archive import ARCHITECTURE
 from engine.images.importing import EMPTY_LAYER, encoded
 from engine.images.layers import chain_ids

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from engine.common.templates import Value, expand
 from engine.errors import InvalidParameter
 from engine.networks.requested import DATAGRAMS_OPTION
 from engine.swarm_session.messages import Assigned
-from engine.templates import Value, expand
 from engine.wire.containers import (
     CreateBody,
     EndpointSettings,

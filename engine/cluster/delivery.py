@@ -16,10 +16,10 @@ import posixpath
 from collections.abc import Iterable, Mapping
 
 from engine.cluster.bodies import Node, container_spec, template_values
+from engine.common.templates import Value, expand
 from engine.containers.extra_mounts import File
 from engine.errors import InvalidParameter
 from engine.swarm_session.messages import Assigned, Delivery
-from engine.templates import Value, expand
 from engine.wire.services import ServiceSpec
 from engine.wire.tasks import ConfigReference, ContainerSpec, FileTarget, SecretReference
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from engine import __version__
-from engine.facts import Counts, Host
+from engine.common.facts import Counts, Host
 from engine.wire.nodes import (
     DiscreteResource,
     EngineDescription,

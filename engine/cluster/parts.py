@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.common.facts import Counts, Host
 from engine.config import Config
 from engine.containers.containers import Containers
 from engine.events import EventLog
-from engine.facts import Counts, Host
 from engine.images.remote import Remote
 from engine.images.store import ImageStore
 from engine.networks.attachments import Attachments

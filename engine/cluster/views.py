@@ -32,8 +32,8 @@ from ipaddress import IPv4Address
 import msgspec
 
 from engine.cluster.parts import Parts
+from engine.common.network_rules import OVERLAY, SWARM
 from engine.errors import EngineError, NotFound, ServerError, words
-from engine.network_rules import OVERLAY, SWARM
 from engine.networks.dns.names import Names
 from engine.networks.endpoints import Network
 from engine.networks.network import NetworkRecord, Overlay

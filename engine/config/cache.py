@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from engine.times import parse_duration
+from engine.common.times import parse_duration
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgtp]?)(?:i?b)?", re.IGNORECASE)
 _SPACES = {"reserved": "reserved", "max-used": "max_used", "min-free": "min_free"}

@@ -14,7 +14,18 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine import proxies, seccomp_profiles
+from engine.common import proxies, seccomp_profiles
+from engine.common.network_rules import (
+    LINK_NAME,
+    Pool,
+    boolean,
+    bridge_interface,
+    is_word,
+    mtu,
+    own_options,
+    parsed_mark,
+)
+from engine.common.times import parse_duration
 from engine.config import cache
 from engine.config.declaration import (
     FIREWALL_MARK,
@@ -28,8 +39,6 @@ from engine.config.declaration import (
     Config,
 )
 from engine.errors import InvalidParameter, reason
-from engine.network_rules import LINK_NAME, Pool, boolean, bridge_interface, is_word, mtu, own_options, parsed_mark
-from engine.times import parse_duration
 
 
 class Broken(NamedTuple):

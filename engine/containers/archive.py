@@ -38,11 +38,12 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from typing import NamedTuple
 
-from engine import metrics, times
+from engine import metrics
 from engine._fast import layer as _layer
 from engine._fast import pack
 from engine._fast.changes import changes as _overlay_changes
 from engine._fast.tar import ArchiveError
+from engine.common import times
 from engine.containers.bundle import making_files
 from engine.containers.container import Container
 from engine.containers.mount_points import temporary

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.common.network_rules import check_hostname, is_word, parsed_address
 from engine.config import cgroup_parent
 from engine.containers import limits, mount_points, security
 from engine.containers.signals import signal_number
 from engine.errors import InvalidParameter
-from engine.network_rules import check_hostname, is_word, parsed_address
 from engine.networks import ports
 from engine.networks.network import BRIDGE, DEFAULT_MODES
 from engine.networks.requested import SYSCTLS

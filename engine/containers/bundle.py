@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from engine.common.network_rules import PREDEFINED_NAMES
 from engine.config import Config
 from engine.containers import mount_points, program, spec
 from engine.containers.body import HOST_GATEWAY, has_ipv6
@@ -25,7 +26,6 @@ from engine.containers.extra_mounts import Placed
 from engine.containers.sharing import Joined
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter
-from engine.network_rules import PREDEFINED_NAMES
 from engine.networks.dns import resolver
 from engine.networks.host import HAS_IPV6
 from engine.runtime import cdi, users

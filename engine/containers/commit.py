@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine import __version__, times
+from engine import __version__
 from engine._fast import pack
+from engine.common import times
 from engine.containers import body
 from engine.containers.container import Container
 from engine.containers.lifecycle import State

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import msgspec
 
 from engine import metrics
+from engine.common.pruning import OnlyOne
 from engine.containers import boot, create, image_mounts, removal, settings, sharing, transient
 from engine.containers.container import Container
 from engine.containers.defaults import Defaults
@@ -27,7 +28,6 @@ from engine.containers.parts import Parts
 from engine.containers.store import ContainerRecord
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError
 from engine.images.record import ImageRecord, ImageUser
-from engine.pruning import OnlyOne
 from engine.runtime import cgroups
 from engine.storage.snapshots import Ingest
 from engine.system import detached_mounts

@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.common.network_rules import PREDEFINED_NAMES
 from engine.containers import body, bundle, endpoints, image_mounts, limits, log_plan, mount_points, security, spec
 from engine.containers.body import Link
 from engine.containers.defaults import Defaults
@@ -30,7 +31,6 @@ from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound, reason
 from engine.images import platforms
 from engine.images.record import ImageRecord
-from engine.network_rules import PREDEFINED_NAMES
 from engine.runtime import init
 from engine.runtime.cgroups import Support
 from engine.system import files, host_paths

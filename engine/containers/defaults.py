@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.common.seccomp_profiles import BUILTIN, UNCONFINED
 from engine.config import Config, seccomp_document, size_in_bytes, ulimit
 from engine.containers import body, limits
 from engine.containers.body import PRIVATE
 from engine.errors import InvalidParameter, ServerError
 from engine.runtime import capabilities, scopes, seccomp, subordinate
-from engine.seccomp_profiles import BUILTIN, UNCONFINED
 from engine.system.user_namespaces import IdMap
 from engine.wire.containers import HostConfig, Ulimit
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from engine import booleans, patterns
+from engine.common import booleans, patterns
 from engine.containers import views
 from engine.containers.container import Container
 from engine.containers.containers import Containers

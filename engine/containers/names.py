@@ -10,8 +10,8 @@ import re
 import secrets
 from bisect import bisect_left, insort
 
+from engine.common.names import random_name
 from engine.errors import Conflict, InvalidParameter, NotFound
-from engine.names import random_name
 
 PATTERN = re.compile(r"/?[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 """Docker Engine API, ContainerCreate, `name`; one letter is enough here."""

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from engine.common.pruning import Selection
 from engine.containers import listing, removal
 from engine.containers.container import Container
 from engine.containers.containers import Containers
 from engine.containers.lifecycle import State
 from engine.errors import Conflict, EngineError, NotFound
-from engine.pruning import Selection
 from engine.wire.containers import ContainersPruned
 
 _log = logging.getLogger(__name__)

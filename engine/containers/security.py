@@ -12,10 +12,10 @@ from collections.abc import Iterable
 
 import msgspec
 
-from engine import booleans
+from engine.common import booleans
+from engine.common.seccomp_profiles import BUILTIN, Document
 from engine.errors import InvalidParameter
 from engine.runtime import apparmor, seccomp
-from engine.seccomp_profiles import BUILTIN, Document
 
 MASKED_PATHS = (
     "/proc/acpi",

@@ -33,13 +33,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from engine._fast.cgroup import NO_LIMIT, Counters, Processors, Sample, samples
+from engine.common.times import ZERO, rfc3339
 from engine.containers.container import Container
 from engine.errors import ServerError, words
 from engine.runtime.cgroups import Cgroups
 from engine.system import limits
 from engine.system.tasks import shield, spawn
 from engine.system.threads import Threads
-from engine.times import ZERO, rfc3339
 from engine.wire.stats import (
     BlkioEntry,
     BlkioStats,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.common.times import rfc3339
 from engine.containers import security
 from engine.containers.body import strings
 from engine.containers.lifecycle import State
@@ -19,7 +20,6 @@ from engine.networks import ports
 from engine.networks.network import BRIDGE, DEFAULT_MODES
 from engine.runtime import apparmor
 from engine.storage.overlay import DRIVER_NAME
-from engine.times import rfc3339
 from engine.wire.containers import (
     ContainerInspect,
     ContainerState,

@@ -29,8 +29,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from engine import times
 from engine._fast.tar import ArchiveError, Reader
+from engine.common import times
 from engine.errors import InvalidParameter, ServerError, decoding_reason, reason
 from engine.images import layers, platforms, reference
 from engine.images.layers import Extracted

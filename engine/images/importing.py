@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from engine import __version__, times
+from engine import __version__
+from engine.common import times
 from engine.events import EventLog
 from engine.images import archive, platforms
 from engine.images.instructions import changes as instructions

@@ -2,15 +2,15 @@
 
 Rules: Docker Engine API, ImagePrune. An image that a container was made from keeps all its names.
 Threads: the event loop's.
-Not here: how one image is deleted (`store.py`), filters of all prunes (`pruning.py`).
+Not here: how one image is deleted (`store.py`), filters of all prunes (`common/pruning.py`).
 """
 
 from __future__ import annotations
 
+from engine.common.pruning import Selection
 from engine.events import EventLog
 from engine.images.record import ImageRecord
 from engine.images.store import ImageStore
-from engine.pruning import Selection
 from engine.system.threads import uninterrupted
 from engine.wire.images import Deletion, ImagesPruned
 

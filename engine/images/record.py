@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine import times
+from engine.common import times
 from engine.images import reference
 from engine.wire.images import Descriptor, ImageConfig
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine import times
+from engine.common import times
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.events import EventLog
 from engine.images import platforms, reference, tarsplit

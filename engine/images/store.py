@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.common.pruning import OnlyOne
 from engine.errors import Conflict, EngineError, InvalidParameter, words
 from engine.events import EventLog
 from engine.images import archive, platforms, reference, views
@@ -40,7 +41,6 @@ from engine.images.receiving import received
 from engine.images.record import ImageRecord, ImageUser, created
 from engine.images.reference import Reference
 from engine.images.usage import Sizes
-from engine.pruning import OnlyOne
 from engine.storage.content import Content
 from engine.storage.records import Change, Records
 from engine.storage.snapshots import Snapshots

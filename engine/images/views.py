@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 from msgspec import UNSET
 
-from engine import labels, times
+from engine.common import labels, times
 from engine.images import platforms, reference
 from engine.images.index import Index
 from engine.images.record import ImageRecord, nanoseconds

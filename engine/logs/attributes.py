@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from engine import patterns
+from engine.common import patterns
 from engine.errors import InvalidParameter
 
 OPTIONS = frozenset(("labels", "labels-regex", "env", "env-regex"))

@@ -191,10 +191,10 @@ class Awslogs(msgspec.Struct, frozen=True, tag_field="driver", tag="awslogs"):
     `region`: empty if neither the option nor AWS_REGION has it; the sender then asks the instance's
     metadata. `endpoint`: URL, empty for the region's own. `credentials_endpoint`: path below
     `CREDENTIALS_HOST`, empty for the default chain. `create_group`, `create_stream`: make what does
-    not exist. `multiline`: a regular expression in RE2's syntax (`engine.patterns.compiled`); a
-    line in which it matches anywhere begins an event. Empty: every line is an event.
-    `flush_interval`: seconds between two batches. `format`: "json/emf" makes the sender set the
-    header `x-amzn-logs-format`.
+    not exist. `multiline`: a regular expression in RE2's syntax
+    (`engine.common.patterns.compiled`); a line in which it matches anywhere begins an event. Empty:
+    every line is an event. `flush_interval`: seconds between two batches. `format`: "json/emf"
+    makes the sender set the header `x-amzn-logs-format`.
     """
 
     region: str

@@ -13,9 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from engine import booleans, patterns
+from engine.common import booleans, patterns
+from engine.common.times import parse_duration
 from engine.errors import InvalidParameter
-from engine.times import parse_duration
 
 BIGGEST = (1 << 62) - 1
 """Largest size in bytes."""

@@ -10,9 +10,9 @@ import json
 import time
 from collections.abc import Mapping
 
+from engine.common.templates import Function, Table, Value, check, expand
 from engine.errors import InvalidParameter
 from engine.logs.facts import Facts
-from engine.templates import Function, Table, Value, check, expand
 
 ID = "{{.ID}}"
 FULL_ID = "{{.FullID}}"
@@ -83,7 +83,7 @@ def _time(ns: int) -> str:
 
 
 # --- functions ------------------------------------------------------------------------------------
-# A TypeError becomes the message "wrong arguments for …" (`engine.templates`).
+# A TypeError becomes the message "wrong arguments for …" (`engine.common.templates`).
 
 
 def _text(value: Value) -> str:

@@ -20,7 +20,8 @@ from ipaddress import IPv4Address, IPv4Network, ip_network
 
 import msgspec
 
-from engine import network_rules
+from engine.common import network_rules
+from engine.common.network_rules import OVERLAY, PREDEFINED_NAMES
 from engine.errors import Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.manager.control import validate
 from engine.manager.control.context import Precondition, find
@@ -42,7 +43,6 @@ from engine.manager.records import (
     use_claim,
 )
 from engine.manager.store import Change, Compare, Entry, Event, Fenced, Put, Stale, Store
-from engine.network_rules import OVERLAY, PREDEFINED_NAMES
 from engine.swarm_session.clock import Clock
 from engine.wire.networks import IPAMConfig, NetworkCreate
 from engine.wire.services import ServiceSpec

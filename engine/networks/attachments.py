@@ -30,8 +30,8 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from engine import metrics
+from engine.common.network_rules import SWARM, Address, is_swarm_id
 from engine.errors import EngineError, Forbidden, NotFound, ServerError, words
-from engine.network_rules import SWARM, Address, is_swarm_id
 from engine.networks import endpoints, requested, sandboxes
 from engine.networks.dns.resolver import Resolver
 from engine.networks.drivers import error_context

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from engine.common.network_rules import OVERLAY, Pool, Subnet, span
 from engine.config import FIREWALL_MARK
 from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError, words
-from engine.network_rules import OVERLAY, Pool, Subnet, span
 from engine.networks import endpoints, host, network, sandboxes
 from engine.networks.bridge.default import DefaultNetwork
 from engine.networks.bridge.driver import BridgeDriver

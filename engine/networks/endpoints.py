@@ -18,9 +18,9 @@ from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip
 
 import msgspec
 
-from engine import network_rules
+from engine.common import network_rules
+from engine.common.network_rules import Address
 from engine.errors import Forbidden
-from engine.network_rules import Address
 from engine.networks import network, requested
 from engine.networks.filter import BridgeRules
 from engine.networks.ipam import AddressPool, mac_address

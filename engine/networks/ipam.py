@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import NamedTuple
 
+from engine.common.network_rules import Address, Pool, Subnet, free_subnet, hosts, span
 from engine.errors import Forbidden, InvalidParameter, ServerError
-from engine.network_rules import Address, Pool, Subnet, free_subnet, hosts, span
 
 _172 = [IPv4Network(f"172.{second}.0.0/16") for second in range(17, 32)]
 _192 = IPv4Network("192.168.0.0/16")

@@ -15,8 +15,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Network, ip_network
 
 import msgspec
 
-from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unimplemented
-from engine.network_rules import (
+from engine.common.network_rules import (
     PREDEFINED_NAMES,
     SWARM,
     Address,
@@ -30,6 +29,7 @@ from engine.network_rules import (
     parsed_address,
     with_gateway,
 )
+from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, Unimplemented
 from engine.storage.records import Records
 from engine.wire.networks import IPAM, ConfigReference, IPAMConfig, NetworkCreate
 

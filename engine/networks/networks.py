@@ -28,11 +28,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine import network_rules
+from engine.common import network_rules
+from engine.common.network_rules import Pool, Subnet, parsed_mark
+from engine.common.pruning import OnlyOne, Selection
+from engine.common.times import rfc3339
 from engine.config import Config
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, words
 from engine.events import EventLog
-from engine.network_rules import Pool, Subnet, parsed_mark
 from engine.networks import endpoints, network, requested
 from engine.networks.bridge.default import configured, default_options
 from engine.networks.bridge.repair import Repair
@@ -49,13 +51,11 @@ from engine.networks.remote.ipam import RemoteIpam
 from engine.networks.serving import Serving
 from engine.plugins.client import Refused
 from engine.plugins.registry import Plugins
-from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Records
 from engine.system.system_bus import SystemBus
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
 from engine.system.user_namespaces import IdMap
-from engine.times import rfc3339
 from engine.wire import networks as wire
 from engine.wire.containers import EndpointSettings
 from engine.wire.networks import (

@@ -29,8 +29,8 @@ from typing import NamedTuple
 import msgspec
 
 from engine._fast import ports as sockets
+from engine.common.network_rules import parsed_address
 from engine.errors import InvalidParameter
-from engine.network_rules import parsed_address
 from engine.wire.containers import Port, PortBinding
 
 PROTOCOLS = {"tcp": socket.IPPROTO_TCP, "udp": socket.IPPROTO_UDP, "sctp": socket.IPPROTO_SCTP}

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
+from engine.common.network_rules import LINK_NAME, Address, own_options, parsed_address
 from engine.errors import InvalidParameter
-from engine.network_rules import LINK_NAME, Address, own_options, parsed_address
 from engine.networks.network import IPVLAN, NetworkRecord
 from engine.wire.containers import EndpointSettings
 

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from engine.common.facts import ProgramFacts
 from engine.errors import InvalidParameter
-from engine.facts import ProgramFacts
 from engine.runtime import features, init
 from engine.runtime.oci import words_of_version
 

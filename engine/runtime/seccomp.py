@@ -1,7 +1,7 @@
 """seccomp profiles: Docker's default, the operator's and a client's own, resolved for a container's
 capabilities.
 
-All are in Docker's format (`engine/seccomp_profiles.py`): rules may depend on capabilities,
+All are in Docker's format (`engine/common/seccomp_profiles.py`): rules may depend on capabilities,
 architecture and kernel, which is resolved here. The default is `seccomp.json` beside this file. It
 is an allow-list: other calls fail with EPERM, `clone3` with ENOSYS so that libc falls back to
 `clone`, whose flags can be inspected. It allows what the default of Docker 29 allows, from the
@@ -29,9 +29,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine import seccomp_profiles
+from engine.common import seccomp_profiles
+from engine.common.seccomp_profiles import Document, Syscall, decode, parse
 from engine.errors import InvalidParameter
-from engine.seccomp_profiles import Document, Syscall, decode, parse
 from engine.system import seccomp
 from engine.system.seccomp import Condition, Rule
 

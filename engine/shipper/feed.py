@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
-from engine import times
 from engine._fast import wireform
+from engine.common import times
 from engine.errors import words
 from engine.logs import cursor
 from engine.logs.cursor import Cursor

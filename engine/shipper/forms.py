@@ -11,9 +11,9 @@ import struct
 
 import msgspec
 
-from engine import times
 from engine._fast import wireform
 from engine._fast.wireform import Form
+from engine.common import times
 from engine.logs.deliveries import Delivery, Fluentd, Gelf, Splunk, Syslog
 
 ERROR, INFORMATION = 3, 6

@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 
 import engine
-from engine.facts import Host, OwnProcess
+from engine.common.facts import Host, OwnProcess
+from engine.common.times import rfc3339
 from engine.system.limits import open_descriptors
-from engine.times import rfc3339
 
 _GO_ARCHITECTURES = {
     "x86_64": "amd64",

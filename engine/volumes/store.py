@@ -33,11 +33,11 @@ from types import MappingProxyType
 
 import msgspec
 
+from engine.common.pruning import OnlyOne, Selection
 from engine.config import Config
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.events import EventLog
 from engine.plugins.registry import Plugins
-from engine.pruning import OnlyOne, Selection
 from engine.storage.records import Change, Records
 from engine.system import host_paths
 from engine.system.threads import opened, whole

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from engine import labels as texts
-from engine import patterns, times
+from engine.common import labels as texts
+from engine.common import patterns, times
 from engine.volumes import local
 from engine.wire.volumes import PluginVolume, Volume
 

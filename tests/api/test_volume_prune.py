@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pytest
 
-from engine.times import parse_rfc3339
+from engine.common.times import parse_rfc3339
 from tests.support.engine.harness import TempEngine
 
 

@@ -14,46 +14,19 @@ from pathlib import Path
 
 from tests.support import ROOT
 
-SHARED = {
-    "booleans",
-    "wire",
-    "errors",
-    "events",
-    "config",
-    "facts",
-    "labels",
-    "metrics",
-    "names",
-    "network_rules",
-    "patterns",
-    "proxies",
-    "pruning",
-    "seccomp_profiles",
-    "templates",
-    "times",
-}
+SHARED = {"common", "config", "errors", "events", "metrics", "wire"}
 """Modules that every package except http and _fast may import."""
 
 BELOW = {"storage", "runtime", "monitor", "system", "_fast"}
 """Modules below the resources; of `monitor` only its client."""
 
 MAY_IMPORT: dict[str, set[str]] = {
-    "wire": {"wire"},
+    "wire": set(),
     "errors": set(),
-    "facts": set(),
-    "times": set(),
-    "booleans": set(),
-    "labels": set(),
     "metrics": set(),
-    "names": set(),
-    "network_rules": {"booleans", "errors", "labels", "patterns", "wire"},
-    "templates": {"errors"},
-    "patterns": set(),
-    "proxies": set(),
-    "pruning": {"errors", "labels"},
-    "seccomp_profiles": {"errors"},
-    "config": {"errors", "network_rules", "proxies", "seccomp_profiles", "times"},
-    "events": {"wire", "errors", "labels", "metrics"},
+    "common": {"errors", "wire"},
+    "config": {"common", "errors"},
+    "events": {"common", "errors", "metrics", "wire"},
     "_fast": {"_fast"},
     "system": {"_fast", *SHARED},
     "storage": {"system", "_fast", *SHARED},
@@ -82,10 +55,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("monitor", "usage"),
         *SHARED,
     },
-    "recovery": {"cluster", "manager", *SHARED},  # a command of its own process
-    "service": {"system", *SHARED},  # the same
-    # of manager only the check of etcd's version
-    "check": {"logs", "networks", "system", "runtime", "manager", *SHARED},
+    # each in a process of its own
+    "commands": {"cluster", "logs", "manager", "networks", "runtime", "system"} | SHARED,
 }
 """By package or top module: what it may import besides itself. `daemon` and `__main__` may import
 everything.
@@ -95,9 +66,7 @@ LATE_IMPORTS = {
     ("engine/__main__.py", "engine.daemon"): "--version, stop and check start without uvloop and the engine's parts",
     ("engine/__main__.py", "engine.http.server"): "the same",
     ("engine/__main__.py", "engine.logs"): "the same",
-    ("engine/__main__.py", "engine.check"): "serve does not need it",
-    ("engine/__main__.py", "engine.service"): "its shtab is for that command alone",
-    ("engine/__main__.py", "engine.recovery"): "only hosts of managers have the packages of managers",
+    ("engine/__main__.py", "engine.commands"): "serve needs none of them, and each has packages of its own",
     (
         "engine/networks/networks.py",
         "engine.networks.overlay.overlays",
@@ -130,7 +99,7 @@ def part(module: str) -> str:
 
 STARTS_THREADS = {
     "engine/system/threads.py",
-    "engine/check.py",  # a program of its own
+    "engine/commands/check.py",  # a program of its own
     "engine/storage/records.py",  # the writer, before the engine serves
 }
 

@@ -26,13 +26,13 @@ from engine.cluster.pulling import FRESH
 from engine.cluster.state import Identity
 from engine.cluster.tasks import TaskRecord
 from engine.cluster.views import NodeNetworks
+from engine.common.facts import Host
 from engine.config import Config as EngineConfig
 from engine.containers import removal
 from engine.containers.container import Container
 from engine.containers.lifecycle import State
 from engine.containers.listing import Selection, select
 from engine.daemon import Daemon
-from engine.facts import Host
 from engine.swarm_session.messages import Assigned, Delivery
 from engine.swarm_session.states import TaskState
 from engine.wire.containers import CreateBody, Healthcheck, Mount, TmpfsOptions, Ulimit, VolumeOptions

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import check
+from engine.commands import check
 from tests.vm.packaged import run
 
 CONTAINERS = 100

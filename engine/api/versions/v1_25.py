@@ -9,7 +9,7 @@ from engine.api.versions.endpoints import unchecked, without_host_bits
 from engine.api.versions.host_config import SINCE_1_25
 from engine.api.versions.network_settings import complete
 from engine.api.versions.plugins import AS_IN_1_24
-from engine.network_rules import check_rfc_1123
+from engine.common.network_rules import check_rfc_1123
 from engine.wire.containers import ContainerInspect, ContainerSummary, CreateBody, EndpointSettings
 from engine.wire.events import Message
 from engine.wire.exec import ExecCreated

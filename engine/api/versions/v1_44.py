@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine import times
 from engine.api.versions.change import Change, ignoring
 from engine.api.versions.endpoints import mac_of_container, one_endpoint, without
 from engine.api.versions.mounts import flat_read_only, option, refusing
+from engine.common import times
 from engine.wire.containers import CreateBody
 from engine.wire.images import ImageInspect, ImageSummary
 from engine.wire.system import Runtime

@@ -6,7 +6,7 @@ import msgspec
 
 from engine.api.versions.change import Change, Flag
 from engine.api.versions.mounts import option, refusing
-from engine.network_rules import PREDEFINED_NAMES
+from engine.common.network_rules import PREDEFINED_NAMES
 from engine.wire.containers import ContainerInspect, CreateBody, EndpointSettings
 
 

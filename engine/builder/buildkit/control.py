@@ -71,6 +71,7 @@ from engine.builder.cache import Uses
 from engine.builder.errors import AtLine, Circular, StepFailed, Unresolved
 from engine.builder.reports import CheckWarning
 from engine.builder.state import State
+from engine.common.times import rfc3339
 from engine.config.cache import CachePolicy
 from engine.errors import BUG, Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, Unimplemented
 from engine.images import reference
@@ -83,7 +84,6 @@ from engine.rpc import grpc, protobuf
 from engine.rpc.grpc import Connection, Handler, Stream
 from engine.rpc.grpc import request as _request
 from engine.system.threads import cancelled
-from engine.times import rfc3339
 
 T = TypeVar("T", bound=msgspec.Struct)
 

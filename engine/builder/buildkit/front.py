@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from engine.builder.buildkit.session import Sessions
+from engine.common.times import parse_duration
 from engine.config import Config
 from engine.images.store import ImageStore
 from engine.storage.records import Records
-from engine.times import parse_duration
 
 if TYPE_CHECKING:
     from engine.builder.buildkit.control import Control

@@ -18,8 +18,8 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 
-from engine import times
 from engine.builder.buildkit.history_messages import BuildHistoryRecord
+from engine.common import times
 from engine.errors import InvalidParameter, words
 
 Condition = Callable[[BuildHistoryRecord], bool]

@@ -15,9 +15,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from engine import times
 from engine.builder.git import without_password
 from engine.builder.options import context_key
+from engine.common import times
 from engine.errors import InvalidParameter
 from engine.images import platforms, reference
 from engine.images.record import ImageRecord

@@ -16,11 +16,11 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from engine import booleans
 from engine.builder.buildkit import filters as language
 from engine.builder.buildkit.control_messages import PruneRequest, Time, UsageRecord
 from engine.builder.options import PruneOptions, check_filters
 from engine.builder.prune import MUTABLE, Entry
+from engine.common import booleans
 from engine.errors import InvalidParameter
 
 RECORDS, DESCRIPTION = 10_000, 500

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from engine import booleans
+from engine.common import booleans
 from engine.errors import InvalidParameter, words
 from engine.images.instructions.nearest import hint
 from engine.images.instructions.words import Expand, Unnumbered

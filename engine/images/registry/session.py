@@ -37,7 +37,8 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from engine import __version__, proxies
+from engine import __version__
+from engine.common import proxies
 from engine.config import Config
 from engine.errors import (
     EngineError,

@@ -19,7 +19,7 @@ from urllib.parse import quote_plus
 
 import msgspec
 
-from engine import booleans
+from engine.common import booleans
 from engine.config import Config
 from engine.errors import InvalidParameter, ServerError
 from engine.logs import attributes, tags

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from engine import patterns
+from engine.common import patterns
 from engine.errors import InvalidParameter
 from engine.logs.deliveries import Awslogs
 from engine.logs.options import Missing, Options, address

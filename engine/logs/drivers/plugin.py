@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from engine import times
+from engine.common import times
 from engine.logs import tags
 from engine.logs.deliveries import LogPlugin
 from engine.logs.facts import Facts

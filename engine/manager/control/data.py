@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine import times
+from engine.common import times
 from engine.errors import Conflict, InvalidParameter
 from engine.manager.control import filters, validate
 from engine.manager.control.context import Context, body, check_version, encode, find

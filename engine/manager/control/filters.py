@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from engine import labels
+from engine.common import labels
 from engine.errors import InvalidParameter
 
 Filters = dict[str, list[str]]

@@ -15,7 +15,9 @@ from typing import Any, cast
 
 import msgspec
 
-from engine import network_rules, times
+from engine.common import network_rules, times
+from engine.common.network_rules import OVERLAY
+from engine.common.pruning import Selection
 from engine.errors import Conflict, EngineError, Forbidden, NotFound
 from engine.manager import networks, ports
 from engine.manager import tasks as rules
@@ -42,8 +44,6 @@ from engine.manager.records import (
     use_claim,
 )
 from engine.manager.store import Compare, Delete, Entry, Put, Stale, Store
-from engine.network_rules import OVERLAY
-from engine.pruning import Selection
 from engine.swarm_session.messages import Call
 from engine.wire import networks as wire
 from engine.wire.networks import NetworkCreate

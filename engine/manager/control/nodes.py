@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from engine import times
+from engine.common import times
 from engine.errors import EngineError
 from engine.manager import roots
 from engine.manager.ca import tls_info

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from engine import names, times
+from engine.common import names, times
+from engine.common.network_rules import PREDEFINED_NAMES
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound
 from engine.manager import ports, updates
 from engine.manager.control import filters, validate
@@ -38,7 +39,6 @@ from engine.manager.records import (
     use_claim,
 )
 from engine.manager.store import Change, Compare, Delete, Entry, Put, Store
-from engine.network_rules import PREDEFINED_NAMES
 from engine.swarm_session.messages import Call
 from engine.swarm_session.states import TaskState
 from engine.wire import services as wire

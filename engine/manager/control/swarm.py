@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine import times
+from engine.common import times
 from engine.errors import Unavailable, Unimplemented
 from engine.manager import networks, roots, tokens
 from engine.manager.ca import tls_info

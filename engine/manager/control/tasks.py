@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine import times
+from engine.common import times
+from engine.common.network_rules import OVERLAY
 from engine.errors import NotFound, ServerError
 from engine.manager import networks
 from engine.manager import tasks as rules
@@ -24,7 +25,6 @@ from engine.manager.records import (
     spec_key,
 )
 from engine.manager.store import Entry, Store
-from engine.network_rules import OVERLAY
 from engine.swarm_session.messages import Call
 from engine.swarm_session.states import TASK_STATES, TaskState
 from engine.wire import tasks as wire

@@ -16,14 +16,14 @@ from typing import TypeVar
 
 import msgspec
 
+from engine.common.network_rules import check_hostname, is_word, parsed_address
+from engine.common.templates import Value, expand
 from engine.errors import InvalidParameter, Unimplemented
 from engine.images import reference
 from engine.logs import drivers
 from engine.manager.constraints import parse_all, spread_key
-from engine.network_rules import check_hostname, is_word, parsed_address
 from engine.swarm_session.clock import SECOND
 from engine.swarm_session.states import Availability
-from engine.templates import Value, expand
 from engine.wire.containers import Healthcheck, LogConfig, Mount, Ulimit, VolumeOptions
 from engine.wire.nodes import GenericResource, Resources
 from engine.wire.secrets import ConfigSpec, SecretSpec

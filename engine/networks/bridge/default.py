@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.common.network_rules import Address, Subnet, bridge_interface, parsed_address
 from engine.config import Config
 from engine.errors import InvalidParameter
-from engine.network_rules import Address, Subnet, bridge_interface, parsed_address
 from engine.networks.network import NetworkRecord, Options
 from engine.wire.networks import IPAM, IPAMConfig
 

@@ -20,8 +20,8 @@ from ipaddress import IPv4Interface, IPv6Interface, ip_network
 
 import msgspec
 
+from engine.common.network_rules import Pool, Subnet, span
 from engine.errors import Forbidden, ServerError, words
-from engine.network_rules import Pool, Subnet, span
 from engine.networks import host, sandboxes
 from engine.networks.bridge.default import DEFAULT_MTU, DefaultNetwork
 from engine.networks.driver import Gateways, SubnetContested

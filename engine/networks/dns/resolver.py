@@ -16,7 +16,7 @@ Owns:    two sockets and the rules of each container's namespace (which live wit
 Threads: that one, and the event loop's, where nothing waits and nothing is locked.
 Rules:   RFC 1035, 4.2 (UDP, TCP), RFC 7766.
 Raises:  ServerError when a namespace cannot be served.
-Not here: names (`names.py`), messages (`dns.py`), asking other servers (`forwarding.py`).
+Not here: names (`common/names.py`), messages (`dns.py`), asking other servers (`forwarding.py`).
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ The state is in the kernel: the next daemon reads it and goes on with it.
 
 Owns: one table in the namespace, and a socket there. Threads: blocking, any thread; one lock for
       each network. Raises:
-NetfilterError; a later call writes what is missing then. Not here: names (`names.py`), routes
-(`overlay.py`), ports of the host (`ingress.py`).
+NetfilterError; a later call writes what is missing then. Not here: names (`common/names.py`),
+routes (`overlay.py`), ports of the host (`ingress.py`).
 """
 
 from __future__ import annotations

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from engine import network_rules
+from engine.common import network_rules
+from engine.common.network_rules import Address, Subnet, parsed_address
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError
-from engine.network_rules import Address, Subnet, parsed_address
 from engine.networks import ports, requested
 from engine.networks.network import NO_IPAM, NetworkRecord
 from engine.networks.publishing import Request

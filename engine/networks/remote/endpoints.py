@@ -28,8 +28,8 @@ from typing import Any
 
 import msgspec
 
+from engine.common.network_rules import Address
 from engine.errors import EngineError, ServerError, words
-from engine.network_rules import Address
 from engine.networks import endpoints, requested
 from engine.networks.endpoints import Assigned, Network
 from engine.networks.publishing import Request

@@ -22,9 +22,9 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from engine import network_rules
+from engine.common import network_rules
+from engine.common.network_rules import Address
 from engine.errors import EngineError, InvalidParameter, NotFound, ServerError
-from engine.network_rules import Address
 from engine.networks.network import NetworkRecord
 from engine.plugins.client import Plugin, Refused
 from engine.plugins.registry import Plugins

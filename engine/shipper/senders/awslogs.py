@@ -35,9 +35,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine import patterns
 from engine._fast import wireform
 from engine._fast.wireform import Form
+from engine.common import patterns
 from engine.logs import cloudwatch
 from engine.logs.cloudwatch import CloudWatchLogs, ServiceError
 from engine.logs.deliveries import Awslogs, Delivery

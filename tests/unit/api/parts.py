@@ -14,9 +14,9 @@ from engine.api.engine import Engine
 from engine.api.routes import ROUTES, Route
 from engine.api.versions import LATEST, VERSIONS
 from engine.cluster.cluster import Cluster
+from engine.common.facts import Counts, Host, ProgramFacts
 from engine.config import Config
 from engine.events import EventLog
-from engine.facts import Counts, Host, ProgramFacts
 from engine.http.messages import Body, Headers, Query, Reply, Request
 
 HOST = Host(

@@ -11,8 +11,8 @@ import pytest
 from engine import __version__
 from engine.api.application import Application
 from engine.api.routes import ROUTES
+from engine.common.facts import Host, ProgramFacts
 from engine.config import Config
-from engine.facts import Host, ProgramFacts
 from engine.system import host
 from tests.unit.api.parts import HOST, application, ask, engine, shown
 

@@ -19,9 +19,9 @@ from engine.cluster.agent import Agent
 from engine.cluster.attaching import Attaching
 from engine.cluster.state import Identity
 from engine.cluster.views import NodeNetworks
+from engine.common.facts import Counts, Host
 from engine.config import Config
 from engine.errors import Forbidden, ServerError, Unavailable
-from engine.facts import Counts, Host
 from engine.swarm_session.frames import Connection
 from engine.swarm_session.messages import (
     Assigned,

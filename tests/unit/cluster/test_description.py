@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine import __version__
 from engine.cluster.description import description
-from engine.facts import Counts, Host
+from engine.common.facts import Counts, Host
 from engine.wire.nodes import DiscreteResource, EnginePlugin, GenericResource, NamedResource, Platform
 
 

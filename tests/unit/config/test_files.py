@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine import __main__ as program
-from engine import check
+from engine.commands import check
 from engine.config import Config, FileError, parse, verdicts
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine import seccomp_profiles
+from engine.common import seccomp_profiles
 from engine.config import Config as EngineConfig
 from engine.containers import limits, security, spec
 from engine.containers.defaults import Defaults

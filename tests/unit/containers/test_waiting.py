@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from engine.common.pruning import Selection
 from engine.containers import prune, removal
 from engine.containers.container import Container
 from engine.containers.waiting import Condition
 from engine.errors import Conflict, ServerError
-from engine.pruning import Selection
 from tests.support.fakes.world import Engine, World, check, run, world
 
 __all__ = ["world"]

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import times
+from engine.common import times
+from engine.common.pruning import Selection
 from engine.errors import Conflict
 from engine.images import views
 from engine.images.index import Index
 from engine.images.prune import prune
 from engine.images.record import ImageRecord, ImageUser
 from engine.images.usage import Sizes
-from engine.pruning import Selection
 from engine.wire.images import ImageConfig, ImagesPruned
 from tests.support.images.archives import Image, docker_archive
 from tests.unit.images.test_store import BARE, CHILD, GRANDCHILD, ONE, OTHER, TWO, Run, Stage, run

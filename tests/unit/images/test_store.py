@@ -21,7 +21,7 @@ import msgspec
 import pytest
 import zstandard
 
-from engine import times
+from engine.common import times
 from engine.errors import Conflict, EngineError, InvalidParameter, NotFound
 from engine.events import EventLog
 from engine.images import reference, views

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.common.network_rules import Address, Pool, span
 from engine.errors import Forbidden, InvalidParameter, ServerError
-from engine.network_rules import Address, Pool, span
 from engine.networks.ipam import (
     BRIDGE_POOLS,
     NETWORK_POOLS,

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.common.network_rules import bridge_interface, excluded, matches
 from engine.config import Config
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, Unimplemented
 from engine.events import EventLog
-from engine.network_rules import bridge_interface, excluded, matches
 from engine.networks import network
 from engine.networks.network import (
     NetworkRecord,

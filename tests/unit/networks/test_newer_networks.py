@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine.common.pruning import Selection
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.networks import host
 from engine.networks.dns import messages as dns
 from engine.networks.ipam import NETWORK_POOLS
 from engine.networks.network import NetworkRecord, NetworkStore
-from engine.pruning import Selection
 from engine.storage.records import Records
 from engine.system.netlink.codec import NetlinkError
 from engine.wire.containers import EndpointIPAMConfig, EndpointSettings

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.common.network_rules import checked_pool
 from engine.errors import InvalidParameter
-from engine.network_rules import checked_pool
 from engine.networks.requested import (
     DATAGRAMS_OPTION,
     DriverOptions,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.common.facts import ProgramFacts
 from engine.errors import InvalidParameter
-from engine.facts import ProgramFacts
 from engine.runtime import features, init
 from engine.runtime.programs import Programs
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine import patterns
+from engine.common import patterns
 from engine.logs import cloudwatch
 from engine.logs.cloudwatch import ServiceError
 from engine.logs.deliveries import Awslogs

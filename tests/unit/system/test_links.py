@@ -18,7 +18,9 @@ from engine.system.netlink.rtnl import RouteSocket
 
 
 def test_an_engine_does_not_import_pyroute2() -> None:
-    program = "import sys, engine.daemon, engine.check; print([name for name in sys.modules if 'pyroute2' in name])"
+    program = (
+        "import sys, engine.daemon, engine.commands.check; print([name for name in sys.modules if 'pyroute2' in name])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

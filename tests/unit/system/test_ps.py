@@ -78,7 +78,7 @@ def lines(found: ProcessList) -> list[str]:
 
 
 def real(*arguments: str) -> list[str]:
-    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}  # no COLUMNS, to which ps truncates
+    environment = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8"}  # without COLUMNS
     output = subprocess.run(["ps", *arguments], capture_output=True, text=True, check=True, env=environment).stdout
     return [" ".join(line.split()) for line in output.splitlines()]
 

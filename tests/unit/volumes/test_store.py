@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from engine.common.pruning import Selection
 from engine.config import Config
 from engine.errors import Conflict, NotFound, ServerError, Unimplemented
 from engine.events import EventLog
 from engine.plugins.discovery import Discovery
 from engine.plugins.registry import Plugins
-from engine.pruning import Selection
 from engine.storage.records import Change, Records
 from engine.volumes.store import VolumeStore
 from engine.wire.containers import MountPoint

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import times
+from engine.common import times
 from engine.volumes import views
 from engine.volumes.views import ANONYMOUS, VolumeRecord
 from engine.wire.volumes import PluginVolume

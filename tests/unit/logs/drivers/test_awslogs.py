@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine import patterns
+from engine.common import patterns
 from engine.errors import InvalidParameter
 from engine.logs.deliveries import Awslogs
 from engine.logs.drivers import awslogs

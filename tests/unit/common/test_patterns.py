@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import patterns
+from engine.common import patterns
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from engine import booleans, labels, patterns
+from engine.common import booleans, labels, patterns
 from engine.errors import Forbidden, InvalidParameter
 from engine.wire.networks import IPAMConfig
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import labels
 from engine.api import parameters
+from engine.common import labels
+from engine.common.pruning import OnlyOne, Selection
 from engine.errors import Conflict, InvalidParameter
 from engine.http.messages import Query
-from engine.pruning import OnlyOne, Selection
 
 GIVEN = {"a": "1", "b": "", "c=d": "x"}
 

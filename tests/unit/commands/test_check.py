@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import check
+from engine.commands import check
 from engine.errors import InvalidParameter
 from engine.networks import firewall
 from engine.networks.firewall import Chain

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.common.templates import DEEPEST, Table, check, expand
 from engine.errors import InvalidParameter
-from engine.templates import DEEPEST, Table, check, expand
 
 VALUES: dict[str, Any] = {
     "Service": {"ID": "s1", "Name": "web", "Labels": {"tier": "front", "a-b": "c"}},

@@ -12,7 +12,7 @@ from types import TracebackType
 
 import msgspec
 
-from engine import labels
+from engine.common import labels
 from engine.errors import Conflict
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import service
 from engine.__main__ import _parser, main
+from engine.commands import service
 
 PROGRAM = Path("/opt/engined/bin/engined")
 

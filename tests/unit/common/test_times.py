@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import times
+from engine.common import times
 
 S = 1_000_000_000
 

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from engine import proxies
+from engine.common import proxies
 
 NO = "foobar.com, .barbaz.net, *.wild.example, 192.168.1.1, 192.168.1.2:81, 192.168.1.3:80, 10.0.0.0/30"
 NO += ", 2001:db8::52:0:1, [2001:db8::52:0:2]:443, [2001:db8::52:0:3]:80, 2002:db8:a::45/64, with.port:8080"
