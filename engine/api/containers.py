@@ -364,20 +364,20 @@ async def read_logs(engine: Engine, request: Request) -> StreamReply | HijackRep
     if not (stdout or stderr):
         raise InvalidParameter("Bad parameters: you must choose at least one stream")
     tail = query.get("tail", "all")
-    # As in Docker, anything but a number means all lines. So does a number of 16 digits or more.
-    lines = int(tail) if tail.isascii() and tail.isdigit() and len(tail) < 16 else None
     framed = not container.record.config.tty
-    chunks = await logs.read_container(
-        container,
+    lines = logs.Lines(
         stdout=stdout,
         stderr=stderr,
         since_ns=parameters.timestamp(query, "since") if request.version.has(Flag.LOGS_SINCE) else 0,
         until_ns=parameters.timestamp(query, "until"),
+        # As in Docker, anything but a number means all lines. So does a number of 16 digits or
+        # more.
+        tail=int(tail) if tail.isascii() and tail.isdigit() and len(tail) < 16 else None,
         timestamps=parameters.boolean(query, "timestamps"),
-        details=parameters.boolean(query, "details"),
-        tail=lines,
-        follow=parameters.boolean(query, "follow"),
+        framed=framed,
     )
+    details, follow = parameters.boolean(query, "details"), parameters.boolean(query, "follow")
+    chunks = await logs.read_container(container, lines, details=details, follow=follow)
     if not request.upgrade:
         return StreamReply(200, chunks, stream_type(request, framed=framed))
     async with contextlib.aclosing(chunks):

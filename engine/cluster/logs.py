@@ -79,17 +79,15 @@ async def lines(
     if container is None:
         return
     tail = query.get("tail", -1)
-    chunks = await logs.read_container(
-        container,
+    wanted = logs.Lines(
         stdout=bool(query.get("stdout", True)),
         stderr=bool(query.get("stderr", True)),
         since_ns=max(0, query.get("since") or 0),
         until_ns=max(0, query.get("until") or 0),
-        timestamps=True,
         tail=tail if isinstance(tail, int) and tail >= 0 else None,
-        follow=bool(query.get("follow")),
-        framed=True,
+        timestamps=True,
     )
+    chunks = await logs.read_container(container, wanted, follow=bool(query.get("follow")))
     details = _details(container) if query.get("details") else {}
     async with aclosing(chunks):
         async for batch in _batches(task, chunks, details):

@@ -7,11 +7,11 @@ Reads immutable records only. Not here: how a container is shown (`views.py`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from engine.common import booleans, patterns
+from engine.common import booleans, labels, patterns
 from engine.containers import views
 from engine.containers.container import Container
 from engine.containers.containers import Containers
@@ -19,14 +19,6 @@ from engine.containers.lifecycle import State
 from engine.containers.store import ContainerRecord
 from engine.errors import EngineError, InvalidParameter, NotFound
 from engine.images.store import ImageStore
-
-FILTERS = frozenset(
-    (
-        *("exited", "status", "label", "isolation", "ancestor", "before", "since", "volume", "network", "name", "id"),
-        *("health", "is-task", "publish", "expose"),
-    )
-)
-"""The filters of dockerd, at every version."""
 
 STATUSES = (*State, "dead")
 """Values of the filter `status`. None is dead here: a removal that fails leaves the state as it
@@ -88,71 +80,95 @@ def _created_beside(pivot: Container, *, later: bool) -> Test:
     return lambda container: container.record.created < at
 
 
-def _tests(name: str, values: list[str], containers: Containers, images: ImageStore) -> list[Test]:
-    if name == "status":
-        for value in values:
-            if value not in STATUSES:
-                raise InvalidParameter(f"Unrecognised filter value for status: {value}")
-        return [lambda container: str(container.record.status.state) in values]
-    if name == "exited":
-        codes = set()
-        for value in values:
-            try:
-                codes.add(int(value))
-            except ValueError:
-                raise InvalidParameter(f"Invalid filter 'exited': {value!r} is not an exit code") from None
-        return [
-            lambda container: (
-                not container.running
-                and bool(container.record.status.finished_at)
-                and container.record.status.exit_code in codes
-            )
-        ]
-    if name == "label":
-        return [_label(value) for value in values]
-    if name == "isolation":
-        return [lambda container: (container.record.host.isolation or "default") in values]
+def _by_status(values: Sequence[str]) -> Test:
+    for value in values:
+        if value not in STATUSES:
+            raise InvalidParameter(f"Unrecognised filter value for status: {value}")
+    return lambda container: str(container.record.status.state) in values
+
+
+def _by_exit_code(values: Sequence[str]) -> Test:
+    codes = set()
+    for value in values:
+        try:
+            codes.add(int(value))
+        except ValueError:
+            raise InvalidParameter(f"Invalid filter 'exited': {value!r} is not an exit code") from None
+    return lambda container: (
+        not container.running
+        and bool(container.record.status.finished_at)
+        and container.record.status.exit_code in codes
+    )
+
+
+def _by_labels(values: Sequence[str]) -> Test:
+    return lambda container: labels.have_all(container.record.config.labels, values)
+
+
+def _by_health(values: Sequence[str]) -> Test:
+    for value in values:
+        if value not in HEALTH:
+            raise InvalidParameter(f"Unrecognised filter value for health: {value}")
+    return lambda container: _health(container) in values
+
+
+def _by_task(values: Sequence[str]) -> Test:
+    of_service = _boolean("is-task", values)
+    return lambda container: _is_task(container) == of_service
+
+
+def _by_volume(values: Sequence[str]) -> Test:
+    return lambda container: any(
+        value in places
+        for places in (
+            *((mount.name, mount.destination, mount.source) for mount in container.record.mounts),
+            *((mount.name, mount.destination) for mount in container.record.image_mounts),
+        )
+        for value in values
+    )
+
+
+def _by_network(values: Sequence[str]) -> Test:
+    return lambda container: any(
+        value == network or (settings.network_id and settings.network_id.startswith(value))
+        for network, settings in container.record.networks.items()
+        for value in values
+    )
+
+
+_BY_RECORD: Mapping[str, Callable[[Sequence[str]], Test]] = {
+    "status": _by_status,
+    "exited": _by_exit_code,
+    "label": _by_labels,
+    "isolation": lambda values: lambda container: (container.record.host.isolation or "default") in values,
+    "health": _by_health,
+    "is-task": _by_task,
+    "volume": _by_volume,
+    "network": _by_network,
+    "name": lambda values: lambda container: any(patterns.match(values, name) for name in _names(container)),
+    "id": lambda values: lambda container: patterns.match(values, container.id),
+}
+"""Filters that look at one record alone, and what makes a test of their values."""
+
+_BY_OTHERS = ("ancestor", "before", "since", "publish", "expose")
+
+FILTERS = frozenset((*_BY_RECORD, *_BY_OTHERS))
+"""The filters of dockerd, at every version."""
+
+
+def _tests(name: str, values: Sequence[str], containers: Containers, images: ImageStore) -> list[Test]:
+    if name in _BY_RECORD:
+        return [_BY_RECORD[name](values)]
     if name == "ancestor":
         ids: set[str] = set()
         for value in values:
             with contextlib.suppress(NotFound):
                 ids |= images.index.descendants(images.get(value).id)
         return [lambda container: container.record.image_id in ids]
-    if name == "health":
-        for value in values:
-            if value not in HEALTH:
-                raise InvalidParameter(f"Unrecognised filter value for health: {value}")
-        return [lambda container: _health(container) in values]
-    if name == "is-task":  # of a swarm's service
-        wanted = _boolean(name, values)
-        return [lambda container: _is_task(container) == wanted]
-    if name in ("publish", "expose"):
-        return []  # `select` has both
-    if name in ("before", "since"):
+    if name in {"before", "since"}:
         return [_created_beside(containers.get(value), later=name == "since") for value in values]
-    if name == "volume":
-        return [
-            lambda container: any(
-                value in places
-                for places in (
-                    *((mount.name, mount.destination, mount.source) for mount in container.record.mounts),
-                    *((mount.name, mount.destination) for mount in container.record.image_mounts),
-                )
-                for value in values
-            )
-        ]
-    if name == "network":
-        return [
-            lambda container: any(
-                value == network or (settings.network_id and settings.network_id.startswith(value))
-                for network, settings in container.record.networks.items()
-                for value in values
-            )
-        ]
-    if name == "name":
-        return [lambda container: any(patterns.match(values, shown) for shown in _names(container))]
-    if name == "id":
-        return [lambda container: patterns.match(values, container.id)]
+    if name in {"publish", "expose"}:
+        return []  # `select` has both
     raise InvalidParameter(f"Invalid filter '{name}'")
 
 
@@ -207,8 +223,8 @@ def _is_task(container: Container) -> bool:
     """The name counts too: containers of an image that was committed from a task have its
     labels.
     """
-    labels = container.record.config.labels or {}
-    return f"{TASK}.id" in labels and labels.get(f"{TASK}.name") == container.record.name
+    of_container = container.record.config.labels or {}
+    return f"{TASK}.id" in of_container and of_container.get(f"{TASK}.name") == container.record.name
 
 
 def _health(container: Container) -> str:
@@ -241,10 +257,3 @@ async def sizes(container: Container) -> tuple[int, int]:
 def _names(container: Container) -> tuple[str, str]:
     """The texts for the filter `name`: clients anchor with and without the slash."""
     return f"/{container.record.name}", container.record.name
-
-
-def _label(wanted: str) -> Test:
-    key, has_value, value = wanted.partition("=")
-    if has_value:
-        return lambda container: container.record.config.labels.get(key) == value
-    return lambda container: key in container.record.config.labels

@@ -21,6 +21,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+from msgspec.structs import asdict, replace
+
 from engine._fast.logreader import LogReader
 from engine.containers import log_plan
 from engine.containers.container import Container
@@ -50,21 +53,30 @@ class Reading(Protocol):
     def end(self) -> None: ...
 
 
+class Lines(msgspec.Struct, frozen=True, kw_only=True):
+    """Which lines of a log, and how they are shown."""
+
+    stdout: bool = True
+    stderr: bool = True
+    since_ns: int = 0
+    """Nanoseconds since the epoch, included; 0 for none. So is `until_ns`."""
+    until_ns: int = 0
+    tail: int | None = None
+    """The last entries; None for all."""
+    timestamps: bool = False
+    details: bytes = b""
+    """Text before each line, as it is."""
+    framed: bool = True
+    """With 8-byte headers."""
+    until_position: tuple[int, int] | None = None
+    """(inode, offset) where to stop, exactly."""
+
+
 async def read_container(
-    container: Container,
-    *,
-    stdout: bool,
-    stderr: bool,
-    since_ns: int = 0,
-    until_ns: int = 0,
-    timestamps: bool = False,
-    details: bool = False,
-    tail: int | None = None,
-    follow: bool = False,
-    framed: bool | None = None,
+    container: Container, lines: Lines, *, details: bool = False, follow: bool = False
 ) -> AsyncGenerator[bytes, None]:
     """Chunks of its log, which is open by then; with `follow`, until the container has ended.
-    `framed`: None, with frames unless it has a terminal.
+    `details`: its labels and variables that its log options name stand before each line.
 
     Raises ServerError when its log driver keeps nothing to read.
     """
@@ -83,16 +95,11 @@ async def read_container(
         return True
 
     record = container.record
+    if details:
+        lines = replace(lines, details=log_plan.details(container.parts.config, record).encode())
     chunks = read(
         path,
-        stdout=stdout,
-        stderr=stderr,
-        since_ns=since_ns,
-        until_ns=until_ns,
-        timestamps=timestamps,
-        details=log_plan.details(container.parts.config, record) if details else "",
-        tail=tail,
-        framed=not record.config.tty if framed is None else framed,
+        lines,
         follow=grown if follow and container.running else None,
         reading=container.log_reading(),
         rotates=log_plan.rotates(record),
@@ -110,16 +117,8 @@ async def opened(chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, N
 
 async def read(
     path: Path,
+    lines: Lines,
     *,
-    stdout: bool,
-    stderr: bool,
-    since_ns: int = 0,
-    until_ns: int = 0,
-    timestamps: bool = False,
-    tail: int | None = None,
-    framed: bool,
-    details: str = "",
-    until_position: tuple[int, int] | None = None,
     follow: Callable[[int, int], Awaitable[bool]] | None = None,
     reading: Reading | None = None,
     rotates: bool = True,
@@ -129,9 +128,7 @@ async def read(
 
     Raises ServerError when it cannot be read.
 
-    `since_ns`, `until_ns`: nanoseconds since the epoch, both included, 0 for none. `tail`: the last
-    entries, None for all. `framed`: with 8-byte headers. `details`: text before each line, as it
-    is. `until_position`: (inode, offset) where to stop, exactly. `follow(inode, offset)` is awaited
+    `follow(inode, offset)` is awaited
     at the end: True when the log may have grown beyond that position, False when it never will; it
     is then read to its end once more. Without it the log is read as it is now, whatever is written
     meanwhile. `reading`: of a log that is being written; it is ended here. `rotates`: False for a
@@ -140,18 +137,8 @@ async def read(
     loop = asyncio.get_running_loop()
     reader: LogReader | None = None
     try:
-        options = {
-            "stdout": stdout,
-            "stderr": stderr,
-            "since_ns": since_ns,
-            "until_ns": until_ns,
-            "timestamps": timestamps,
-            "framed": framed,
-            "details": details.encode(),
-            "until_position": until_position,
-            "until_now": follow is None,
-            "rotates": rotates,
-        }
+        options = {**asdict(lines), "until_now": follow is None, "rotates": rotates}
+        tail = options.pop("tail")
         if reading is not None and (follow is not None or not reading.complete()):
             await reading.begin()
         found = _at_once.open(path, tail, options)

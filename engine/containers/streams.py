@@ -176,9 +176,8 @@ async def _write_history(
     reading: LogReading | None,
 ) -> None:
     loop = asyncio.get_running_loop()
-    chunks = logs.read(
-        log, stdout=wanted.stdout, stderr=wanted.stderr, framed=not raw, until_position=position, reading=reading
-    )
+    lines = logs.Lines(stdout=wanted.stdout, stderr=wanted.stderr, framed=not raw, until_position=position)
+    chunks = logs.read(log, lines, reading=reading)
     async with aclosing(chunks):
         async for chunk in chunks:
             await loop.sock_sendall(client_socket, chunk)

@@ -10,6 +10,8 @@ Threads: the event loop's.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -25,6 +27,7 @@ from engine.manager.records import (
     TASK_STATUS,
     TASKS,
     Cluster,
+    Kind,
     Task,
     spec_key,
 )
@@ -59,71 +62,94 @@ class Reaper:
         self._uses: dict[str, int] = {}
         """By spec version: tasks that refer to it."""
         self._due: float | None = None
+        self._noted: dict[Kind[Any], Callable[[Event], bool]] = {
+            TASKS: self._task_changed,
+            TASK_STATUS: self._status_changed,
+            SERVICES: self._service_changed,
+            SPEC_VERSIONS: self._versions_changed,
+            SERVICE_STATUS: self._of_service_changed,
+            SERVICE_AUTH: self._of_service_changed,
+            CLUSTER: self._cluster_changed,
+            NODES: self._node_changed,
+        }
 
     # --- events -----------------------------------------------------------------------------------
 
     def changed(self, event: Event) -> None:
-        kind = event.kind
-        if kind is TASKS:
-            old: Task | None = None if event.old is None else event.old.record
-            new: Task | None = None if event.new is None else event.new.record
-            if old is None or new is None or old.version != new.version:
-                if new is not None:
-                    self._use(new, 1)
-                if old is not None:
-                    self._use(old, -1)
-                    self._services[old.service] = None
-            if new is not None and self._store.get(SERVICES, new.service) is None:
-                self._services[new.service] = None  # made while its service was removed
-            task = new or old
-            assert task is not None
-            where = (task.service, rules.place_of(task))
-            if where[1] in self._slots.of(task.service):
-                self._places[where] = None
-            else:
-                self._places.pop(where, None)
-        elif kind is TASK_STATUS:
-            if event.new is None:
-                self._strays.pop(event.key, None)
-                return
-            if not event.new.record.state.ended:
-                return
-            known = self._store.record(TASKS, event.key)
-            if known is None:
-                self._strays[event.key] = None
-            else:
-                self._places[known.service, rules.place_of(known)] = None
-        elif kind is SERVICES:
-            self._services[event.key] = None
-        elif kind is SPEC_VERSIONS:
-            service, _, version = event.key.partition("/")
-            if event.new is not None:
-                self._versions.setdefault(service, set()).add(int(version))
-            elif service in self._versions:
-                self._versions[service].discard(int(version))
-                if not self._versions[service]:
-                    del self._versions[service]
-            if service in self._versions or self._store.get(SERVICES, service) is not None:
-                self._services[service] = None
-            else:
-                self._services.pop(service, None)
-        elif kind in {SERVICE_STATUS, SERVICE_AUTH}:
-            if self._store.record(SERVICES, event.key) is not None:
-                return
-            self._services[event.key] = None
-        elif kind is CLUSTER:
-            if event.old is None or _limit(event.old) == _limit(event.new):
-                return
-            self._all_places()
-        elif kind is NODES and event.new is None:
-            for key in self._store.tasks_on(event.key):
-                on_it = self._store.record(TASKS, key)
-                if on_it is not None:
-                    self._places[on_it.service, rules.place_of(on_it)] = None
-        else:
-            return
-        if self._due is None:
+        noted = self._noted.get(event.kind)
+        if noted is not None and noted(event) and self._due is None:
             self._due = self._clock.monotonic() + TICK
+
+    # Each returns whether there may be something to delete.
+
+    def _task_changed(self, event: Event) -> bool:
+        old: Task | None = None if event.old is None else event.old.record
+        new: Task | None = None if event.new is None else event.new.record
+        if old is None or new is None or old.version != new.version:
+            if new is not None:
+                self._use(new, 1)
+            if old is not None:
+                self._use(old, -1)
+                self._services[old.service] = None
+        if new is not None and self._store.get(SERVICES, new.service) is None:
+            self._services[new.service] = None  # made while its service was removed
+        task = new or old
+        assert task is not None
+        where = (task.service, rules.place_of(task))
+        if where[1] in self._slots.of(task.service):
+            self._places[where] = None
+        else:
+            self._places.pop(where, None)
+        return True
+
+    def _status_changed(self, event: Event) -> bool:
+        if event.new is None:
+            self._strays.pop(event.key, None)
+            return False
+        if not event.new.record.state.ended:
+            return False
+        task = self._store.record(TASKS, event.key)
+        if task is None:
+            self._strays[event.key] = None
+        else:
+            self._places[task.service, rules.place_of(task)] = None
+        return True
+
+    def _service_changed(self, event: Event) -> bool:
+        self._services[event.key] = None
+        return True
+
+    def _versions_changed(self, event: Event) -> bool:
+        service, _, version = event.key.partition("/")
+        if event.new is not None:
+            self._versions.setdefault(service, set()).add(int(version))
+        elif service in self._versions:
+            self._versions[service].discard(int(version))
+            if not self._versions[service]:
+                del self._versions[service]
+        if service in self._versions or self._store.get(SERVICES, service) is not None:
+            self._services[service] = None
+        else:
+            self._services.pop(service, None)
+        return True
+
+    def _of_service_changed(self, event: Event) -> bool:
+        return self._store.record(SERVICES, event.key) is None and self._service_changed(event)
+
+    def _cluster_changed(self, event: Event) -> bool:
+        if event.old is None or _limit(event.old) == _limit(event.new):
+            return False
+        self._all_places()
+        return True
+
+    def _node_changed(self, event: Event) -> bool:
+        if event.new is not None:
+            return False
+        for key in self._store.tasks_on(event.key):
+            task = self._store.record(TASKS, key)
+            if task is not None:
+                self._places[task.service, rules.place_of(task)] = None
+        return True
 
     def _use(self, task: Task, count: int) -> None:
         key = spec_key(task.service, task.version)

@@ -89,6 +89,35 @@ class _At(NamedTuple):
     """The newest task that this update has written here."""
 
 
+class _Update(NamedTuple):
+    """The update of a service, as one look finds it."""
+
+    key: str
+    entry: Entry[ServiceRecord]
+    status_entry: Entry[ServiceStatus] | None
+
+    @property
+    def service(self) -> ServiceRecord:
+        return self.entry.record
+
+    @property
+    def config(self) -> UpdateConfig:
+        return _config(self.service)
+
+    @property
+    def status(self) -> ServiceStatus:
+        return ServiceStatus() if self.status_entry is None else self.status_entry.record
+
+    @property
+    def record(self) -> UpdateRecord:
+        return self.status.update if self.status.version == self.service.version else UpdateRecord()
+
+    @property
+    def unchanged(self) -> Compare:
+        """That nobody else has noted anything."""
+        return Compare(SERVICE_STATUS, self.key, 0 if self.status_entry is None else self.status_entry.revision)
+
+
 class Updates:
     name = "updates"
 
@@ -228,11 +257,10 @@ class Updates:
         if entry is None or rules.is_job(entry.record.spec):
             self._active.discard(key)
             return
-        service = entry.record
-        status_entry = self._store.get(SERVICE_STATUS, key)
-        status = ServiceStatus() if status_entry is None else status_entry.record
-        update = status.update if status.version == service.version else UpdateRecord()
-        if update.state not in GOING_ON and self._versions.get(key, set()) <= {service.version}:
+        update = _Update(key, entry, self._store.get(SERVICE_STATUS, key))
+        service, config = update.service, update.config
+        going_on = update.record.state in GOING_ON
+        if not going_on and self._versions.get(key, set()) <= {service.version}:
             self._active.discard(key)
             return
         places: list[_At] = []
@@ -241,35 +269,35 @@ class Updates:
                 places.append(at)
             if number % SLICE == 0:
                 await asyncio.sleep(0)
-        if self._store.get(SERVICES, key) is not entry or self._store.get(SERVICE_STATUS, key) is not status_entry:
+        if (
+            self._store.get(SERVICES, key) is not entry
+            or self._store.get(SERVICE_STATUS, key) is not update.status_entry
+        ):
             self._dirty[key] = None  # changed meanwhile
             return
         demand = self._scheduler.demand_for(key, service.version, service.spec)
         to_begin = [at for at in places if ((at.old and not at.new) or at.ended) and self._may_begin(at.place, demand)]
         work = to_begin or any((at.old and at.new) or len(at.new) > 1 for at in places)
-        if not work and update.state not in GOING_ON:
+        if not work and not going_on:
             self._active.discard(key)
             return
         self._active.add(key)
-        config = _config(service)
-        await self._tidy(acting, places, config)
-        if update.state in PAUSED or (update.state not in GOING_ON and not to_begin):
+        await self._shut_down_surplus(acting, places, config)
+        if update.record.state in PAUSED or not (going_on or to_begin):
             return
-        compare = Compare(SERVICE_STATUS, key, 0 if status_entry is None else status_entry.revision)
-        if update.state not in GOING_ON:
+        if not going_on:
             state = "rollback_started" if service.rollback else "updating"
             words = "rollback in progress" if service.rollback else "update in progress"
-            update = UpdateRecord(state, self._clock.now(), 0, words)
-            await self._note(acting, key, service, status, update, compare)
-            status_entry = self._store.get(SERVICE_STATUS, key)
-            compare = Compare(SERVICE_STATUS, key, 0 if status_entry is None else status_entry.revision)
-            status = ServiceStatus() if status_entry is None else status_entry.record
+            await self._note(acting, update, UpdateRecord(state, self._clock.now(), 0, words))
+            update = update._replace(status_entry=self._store.get(SERVICE_STATUS, key))
         failed = self._failed.get((key, service.version), {})
         total = len(to_begin) + len({at.place for at in places if at.begun is not None})
         if failed and config.failure_action != "continue" and len(failed) / max(1, total) > config.max_failure_ratio:
-            await self._fail(acting, key, entry, status, update, compare, next(reversed(failed)))
-            return
-        await self._go_on(acting, key, service, status, update, compare, config, places, to_begin)
+            await self._pause_or_roll_back(acting, update, next(reversed(failed)))
+        elif to_begin:
+            await self._begin_some(acting, update, places, to_begin)
+        else:
+            await self._complete(acting, update, places)
 
     def _at(self, key: str, service: ServiceRecord, place: Place) -> _At | None:
         """What there is at one place; None for nothing that matters."""
@@ -308,7 +336,7 @@ class Updates:
             self._differences[pair] = found
         return rules.outdated(self._store, service, task, found)
 
-    async def _tidy(self, acting: Acting, places: list[_At], config: UpdateConfig) -> None:
+    async def _shut_down_surplus(self, acting: Acting, places: list[_At], config: UpdateConfig) -> None:
         """Shut down old tasks beside new ones, and all but one of several new ones."""
         groups: list[tuple[list[Change], list[Compare]]] = []
         for at in places:
@@ -327,79 +355,67 @@ class Updates:
     def _is_running(self, item: _Item) -> bool:
         return rules.observed(self._store, item[0], item[1].record) is TaskState.RUNNING
 
-    async def _go_on(
-        self,
-        acting: Acting,
-        key: str,
-        service: ServiceRecord,
-        status: ServiceStatus,
-        update: UpdateRecord,
-        compare: Compare,
-        config: UpdateConfig,
-        places: list[_At],
-        to_begin: list[_At],
-    ) -> None:
-        """Begin as many places as may be, or complete the update."""
-        now = self._clock.monotonic()
-        delay = config.delay / SECOND
-        starting = waiting = 0
-        last_past = 0.0
-        wake: list[float] = []
-        for at in places:
-            if at.begun is None:
-                continue
-            name, entry = at.begun
-            past = self._past.get(name)
-            if past is None and not rules.live(entry.record):
-                past = self._past[name] = now  # replaced before it ran
-            if past is None:
+    def _begun(self, places: list[_At]) -> tuple[int, list[float]]:
+        """Of the tasks that the update has written: how many have not run yet, and when the others
+        were first seen running or ended.
+        """
+        starting = 0
+        past: list[float] = []
+        for name, entry in (at.begun for at in places if at.begun is not None):
+            if name not in self._past and not rules.live(entry.record):
+                self._past[name] = self._clock.monotonic()  # replaced before it ran
+            if name in self._past:
+                past.append(self._past[name])
+            else:
                 starting += 1
-                continue
-            last_past = max(last_past, past)
-            if past + delay > now:
-                waiting += 1
-                wake.append(past + delay)
-        if to_begin:
-            chosen = self._choose(config.parallelism or sys.maxsize, starting, waiting, to_begin)
-            if chosen:
-                await self._begin(acting, key, service, chosen, config)
-            elif wake:
-                self._timers[key] = min(wake)
-            return
+        return starting, past
+
+    async def _begin_some(self, acting: Acting, update: _Update, places: list[_At], to_begin: list[_At]) -> None:
+        """Begin as many places as may be at a time."""
+        now, delay = self._clock.monotonic(), update.config.delay / SECOND
+        starting, past = self._begun(places)
+        delayed = [time + delay for time in past if time + delay > now]
+        chosen = self._choose(update.config.parallelism or sys.maxsize, starting + len(delayed), to_begin)
+        if chosen:
+            await self._begin(acting, update, chosen)
+        elif delayed:
+            self._timers[update.key] = min(delayed)
+
+    async def _complete(self, acting: Acting, update: _Update, places: list[_At]) -> None:
+        """Complete the update, once its last task has been watched."""
+        starting, past = self._begun(places)
         if starting:
             return
-        watched = config.failure_action != "continue"
-        ends = last_past + _monitor(config) / SECOND if watched and last_past else 0.0
-        if ends > now:
-            self._timers[key] = ends
-            return
+        if update.config.failure_action != "continue" and past:
+            ends = max(past) + _monitor(update.config) / SECOND
+            if ends > self._clock.monotonic():
+                self._timers[update.key] = ends
+                return
         state, words = (
-            ("rollback_completed", "rollback completed") if service.rollback else ("completed", "update completed")
+            ("rollback_completed", "rollback completed")
+            if update.service.rollback
+            else ("completed", "update completed")
         )
-        await self._note(
-            acting, key, service, status, UpdateRecord(state, update.started, self._clock.now(), words), compare
-        )
-        self._active.discard(key)
+        await self._note(acting, update, UpdateRecord(state, update.record.started, self._clock.now(), words))
+        self._active.discard(update.key)
 
-    def _choose(self, parallelism: int, starting: int, waiting: int, to_begin: list[_At]) -> list[_At]:
+    def _choose(self, parallelism: int, busy: int, to_begin: list[_At]) -> list[_At]:
         """The places to begin now. Those that do not run come first; those that do only as long as
-        not more than `parallelism` are down.
+        not more than `parallelism` are down. `busy`: how many have begun and count still.
         """
         down = [at for at in to_begin if not any(self._is_running(item) for item in at.old)]
         up = [at for at in to_begin if any(self._is_running(item) for item in at.old)]
-        chosen = down[: max(0, parallelism - starting - waiting)]
+        chosen = down[: max(0, parallelism - busy)]
         unavailable = sum(1 for at in down if not at.ended) + sum(1 for at in chosen if at.ended)
-        room = parallelism - starting - waiting - unavailable
+        room = parallelism - busy - unavailable
         return chosen + up[: max(0, room)]
 
-    async def _begin(
-        self, acting: Acting, key: str, service: ServiceRecord, chosen: list[_At], config: UpdateConfig
-    ) -> None:
-        now = self._clock.now()
+    async def _begin(self, acting: Acting, update: _Update, chosen: list[_At]) -> None:
+        key, service, now = update.key, update.service, self._clock.now()
         births: list[Birth] = []
         for at in chosen:
             node = "" if isinstance(at.place, int) else at.place
-            stays = config.order == START_FIRST and any(self._is_running(item) for item in at.old)
+            stays = update.config.order == START_FIRST and any(self._is_running(item) for item in at.old)
             before = next(
                 (name for name, _ in reversed(self._slots.at(key, at.place)) if not rules.over(self._store, name)), ""
             )
@@ -426,31 +442,20 @@ class Updates:
             await self._scheduler.create(acting, births)
             self._touch(key)
 
-    async def _fail(
-        self,
-        acting: Acting,
-        key: str,
-        entry: Entry[ServiceRecord],
-        status: ServiceStatus,
-        update: UpdateRecord,
-        compare: Compare,
-        task: str,
-    ) -> None:
-        """Too many tasks have failed: pause, or put the previous spec back."""
-        service = entry.record
+    async def _pause_or_roll_back(self, acting: Acting, update: _Update, task: str) -> None:
+        """Too many tasks have failed, at last `task`: pause, or put the previous spec back."""
+        key, service, started = update.key, update.service, update.record.started
         reason = f"due to failure or early termination of task {task}"
-        if _config(service).failure_action != "rollback" or service.rollback or service.previous is None:
+        if update.config.failure_action != "rollback" or service.rollback or service.previous is None:
             state, words = ("rollback_paused", "rollback") if service.rollback else ("paused", "update")
-            paused = UpdateRecord(state, update.started, 0, f"{words} paused {reason}")
-            await self._note(acting, key, service, status, paused, compare)
+            await self._note(acting, update, UpdateRecord(state, started, 0, f"{words} paused {reason}"))
             return
         try:
             published, of_ports, compares = ports.published(self._store, key, service.previous, ports.of(service))
             of_networks, compared = networks.refer(self._store, key, service.previous)
         except (ports.Taken, EngineError) as error:
             why = f"update paused {reason}; it cannot be rolled back: {error.message}"
-            paused = UpdateRecord("paused", update.started, 0, why)
-            await self._note(acting, key, service, status, paused, compare)
+            await self._note(acting, update, UpdateRecord("paused", started, 0, why))
             return
         now = self._clock.now()
         version = service.version + 1
@@ -468,24 +473,16 @@ class Updates:
             [
                 Put(SERVICES, key, back),
                 Put(SPEC_VERSIONS, spec_key(key, version), SpecVersion(service.previous)),
-                Put(SERVICE_STATUS, key, replace(status, update=begun, version=version)),
+                Put(SERVICE_STATUS, key, replace(update.status, update=begun, version=version)),
                 *of_ports,
                 *of_networks,
             ],
-            [Compare(SERVICES, key, entry.revision), compare, *compares, *compared],
+            [Compare(SERVICES, key, update.entry.revision), update.unchanged, *compares, *compared],
         )
 
-    async def _note(
-        self,
-        acting: Acting,
-        key: str,
-        service: ServiceRecord,
-        status: ServiceStatus,
-        update: UpdateRecord,
-        compare: Compare,
-    ) -> None:
-        noted = replace(status, update=update, version=service.version)
-        await acting.commit([Put(SERVICE_STATUS, key, noted)], [compare])
+    async def _note(self, acting: Acting, update: _Update, record: UpdateRecord) -> None:
+        noted = replace(update.status, update=record, version=update.service.version)
+        await acting.commit([Put(SERVICE_STATUS, update.key, noted)], [update.unchanged])
 
 
 def _config(service: ServiceRecord) -> UpdateConfig:

@@ -35,8 +35,8 @@ def writer(tmp_path: Path) -> Iterator[LogWriter]:
 
 
 def stream(writer: LogWriter, **options: Any) -> Awaitable[AsyncGenerator[bytes, None]]:
-    chosen = {"stdout": True, "stderr": True, "framed": False, **options}
-    return logs.opened(logs.read(Path(os.fsdecode(writer.path)), **chosen))
+    of_lines = {"framed": False} | {name: options.pop(name) for name in logs.Lines.__struct_fields__ if name in options}
+    return logs.opened(logs.read(Path(os.fsdecode(writer.path)), logs.Lines(**of_lines), **options))
 
 
 async def collected(opened: Awaitable[AsyncGenerator[bytes, None]]) -> bytes:
@@ -57,14 +57,14 @@ def test_history_with_every_option(writer: LogWriter) -> None:
             (1, b"99\n"),
             (2, b"error\n"),
         ]
-        dressed = await collected(stream(writer, tail=1, timestamps=True, details="a=b "))
+        dressed = await collected(stream(writer, tail=1, timestamps=True, details=b"a=b "))
         assert dressed[30:] == b" a=b error\n"
 
     asyncio.run(main())
 
 
 def test_no_log_is_an_empty_one(tmp_path: Path) -> None:
-    opened = logs.opened(logs.read(tmp_path / "none.log", stdout=True, stderr=True, framed=True, tail=5))
+    opened = logs.opened(logs.read(tmp_path / "none.log", logs.Lines(tail=5)))
     assert asyncio.run(collected(opened)) == b""
 
 
@@ -82,12 +82,12 @@ def test_what_is_removed_once_it_is_open_is_read(writer: LogWriter) -> None:
 def test_a_log_that_cannot_be_read_is_a_server_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "c.log").symlink_to("c.log")
     with pytest.raises(ServerError, match=r"c\.log cannot be read"):
-        asyncio.run(collected(logs.opened(logs.read(tmp_path / "c.log", stdout=True, stderr=True, framed=True))))
+        asyncio.run(collected(logs.opened(logs.read(tmp_path / "c.log", logs.Lines()))))
 
 
 def test_a_directory_in_its_place_is_a_server_error(tmp_path: Path) -> None:
     with pytest.raises(ServerError, match="cannot be read: not a regular file"):
-        asyncio.run(collected(logs.opened(logs.read(tmp_path, stdout=True, stderr=True, framed=True))))
+        asyncio.run(collected(logs.opened(logs.read(tmp_path, logs.Lines()))))
 
 
 def test_the_hand_over_to_an_attach_ends_where_it_was_told(writer: LogWriter) -> None:
@@ -140,9 +140,7 @@ def test_following_begins_before_there_is_a_log(tmp_path: Path) -> None:
         return True
 
     assert (
-        asyncio.run(
-            collected(logs.opened(logs.read(path, stdout=True, stderr=True, framed=False, follow=follow, tail=10)))
-        )
+        asyncio.run(collected(logs.opened(logs.read(path, logs.Lines(framed=False, tail=10), follow=follow))))
         == b"here\n"
     )
 
