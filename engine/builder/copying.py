@@ -104,7 +104,7 @@ class Selection(NamedTuple):
         return self._replace(pieces=self.pieces[-1:])
 
 
-def select(
+def select(  # noqa: PLR0913 - the options of COPY and what builders differ in, by keyword
     tree: Tree,
     sources: Sequence[str],
     *,

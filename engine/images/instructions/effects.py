@@ -48,7 +48,9 @@ def command_line(config: Config, command: tuple[str, ...] | str) -> list[str]:
     return [*shell(config), command] if command else list(shell(config))
 
 
-def configured(config: Config, instruction: Instruction, *, cmd_set: bool) -> Config:
+def configured(  # noqa: PLR0911 - a case for each instruction
+    config: Config, instruction: Instruction, *, cmd_set: bool
+) -> Config:
     """`config` after the instruction; unchanged for those that do not change it.
 
     `cmd_set`: this stage has had a CMD. Otherwise ENTRYPOINT removes the inherited one.
@@ -112,7 +114,9 @@ def _healthcheck(check: Healthcheck) -> wire.Healthcheck:
     )
 
 
-def recorded(instruction: Instruction, config: Config, *, whole_checks: bool = False) -> str:
+def recorded(  # noqa: PLR0911 - a case for each instruction
+    instruction: Instruction, config: Config, *, whole_checks: bool = False
+) -> str:
     """The text after `#(nop) ` in the history, as Docker 20.10 writes it; empty for instructions
     that are not metadata. `config`: after the instruction. `whole_checks`: HEALTHCHECK has its
     start interval, too, which Docker 20.10 did not know.

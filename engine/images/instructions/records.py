@@ -251,7 +251,9 @@ def check(instruction: Instruction, escape: str = "\\") -> None:
     _replaced(instruction, word, content, strict=False)
 
 
-def _replaced(instruction: Instruction, word: Expand, content: Expand, *, strict: bool) -> Instruction:
+def _replaced(  # noqa: PLR0912 - a case for each instruction
+    instruction: Instruction, word: Expand, content: Expand, *, strict: bool
+) -> Instruction:
     """The instruction with each of its words replaced. `strict`: no value has variables left."""
     changes: dict[str, Any]
     match instruction:
