@@ -21,7 +21,7 @@ import posixpath
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -46,11 +46,10 @@ from engine.builder.trees import (
 )
 from engine.errors import EngineError, InvalidParameter, ServerError, reason
 from engine.images import layers
-from engine.storage.compression import MAGIC, Inflated, compression_of
+from engine.storage.compression import Source, content
 from engine.system import files
-from engine.system.feed import Feed
-from engine.system.tasks import shield
-from engine.system.threads import Helper, become_batch, in_own_thread, uninterrupted
+from engine.system.feed import Feed, process
+from engine.system.threads import Helper, become_batch, in_own_thread, opened, uninterrupted
 
 MAX_MEMBERS = 500_000
 """Entries of a context, with the directories above them."""
@@ -450,40 +449,17 @@ async def receive(
     `links_out`: allow relative links that lead out of the context, as BuildKit does and Docker's
     classic builder does not. They are never followed out of it.
     """
-    feed = Feed(making.processors)
     try:
-        spool = await uninterrupted(asyncio.to_thread(files.temporary_file, directory))
+        spool = await opened(asyncio.to_thread(files.temporary_file, directory))
+        try:
+            receiving = _Receiving(making.processors, spool, directory, links_out=links_out)
+            size = await process(body, receiving.run, making.processors)
+        except BaseException:
+            await uninterrupted(asyncio.to_thread(os.close, spool))
+            raise
     except OSError as error:
         raise ServerError(f"receiving a build context into {directory}: {reason(error)}") from error
-    context: Context | None = None
-    try:
-        receiving = _Receiving(feed, making.processors, spool, directory, links_out=links_out)
-        feeding = asyncio.ensure_future(feed.feed(body))
-        try:
-            working = in_own_thread(receiving.run)
-            try:
-                size = await shield(working)
-            except OSError as error:
-                raise ServerError(f"receiving a build context into {directory}: {reason(error)}") from error
-            finally:
-                feeding.cancel()
-                if not working.done():  # the client left: the thread gets no more data
-                    feed.cut()
-                both: list[asyncio.Future[Any]] = [feeding, working]
-                await uninterrupted(asyncio.wait(both))
-                if not working.cancelled():
-                    working.exception()  # not awaited after a cancellation; retrieved for asyncio
-        finally:
-            feeding.cancel()
-            await uninterrupted(asyncio.wait([feeding]))
-            if not feeding.cancelled():
-                feeding.exception()
-            feed.close()
-        context = Context(spool, size, receiving.index)
-        return context
-    finally:
-        if context is None:
-            await uninterrupted(asyncio.to_thread(os.close, spool))
+    return Context(spool, size, receiving.index)
 
 
 def room(descriptor: int) -> int:
@@ -495,10 +471,6 @@ def room(descriptor: int) -> int:
 def no_room(directory: Path) -> ServerError:
     """The error for a context that finds no `room` below a directory."""
     return ServerError(f"build context: there is not enough space for it on the disk of {directory}")
-
-
-class _Source(Protocol):
-    def readinto(self, buffer: memoryview, /) -> int: ...
 
 
 class _Behind:
@@ -552,11 +524,8 @@ class _Receiving:
     one reads it there, for the index and the digests.
     """
 
-    def __init__(
-        self, feed: Feed, processors: threading.Semaphore, spool: int, directory: Path, *, links_out: bool
-    ) -> None:
+    def __init__(self, processors: threading.Semaphore, spool: int, directory: Path, *, links_out: bool) -> None:
         """`directory`: of the spool, for messages."""
-        self._feed = feed
         self._directory = directory
         self._processors = processors
         self._spool = spool
@@ -567,19 +536,17 @@ class _Receiving:
         """True if the end of the archive was found."""
         self.index = Index(links_out=links_out)
 
-    def run(self) -> int:
+    def run(self, feed: Feed) -> int:
         """Receive the whole archive. Returns its size, uncompressed."""
         with self._processors:
             try:
-                return self._receive()
+                return self._receive(content(feed))
             except (EngineError, OSError):
                 with contextlib.suppress(EngineError):
-                    self._feed.skip()
+                    feed.skip()
                 raise
 
-    def _receive(self) -> int:
-        kind = compression_of(self._feed.head(MAGIC))
-        source: _Source = Inflated(self._feed, kind) if kind else self._feed
+    def _receive(self, source: Source) -> int:
         reader: Helper[None] | None = None
         at = 0
         limit = room(self._spool)
@@ -592,8 +559,10 @@ class _Receiving:
                         continue  # bytes after the end of the archive
                     if at + got > limit:
                         raise no_room(self._directory)
-                    self._write(buffer[:got], at)
+                    written = files.write_sparse(self._spool, buffer[:got], at)
                     at += got
+                    if not written:
+                        os.ftruncate(self._spool, at)
                     self._behind.advance(at)
                     if reader is None and at > _EARLY:
                         reader = Helper(self._follow)
@@ -608,15 +577,6 @@ class _Receiving:
         if self._failure is not None:
             raise self._failure
         return at
-
-    def _write(self, data: memoryview, at: int) -> None:
-        # Zeros become holes, so a decompression bomb of zeros takes no space.
-        if not data[0] and not data.tobytes().strip(b"\0"):
-            os.ftruncate(self._spool, at + len(data))
-            return
-        while data:
-            size = os.pwrite(self._spool, data, at)
-            data, at = data[size:], at + size
 
     def _follow(self) -> None:
         become_batch()

@@ -20,7 +20,7 @@ import re
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from engine.builder.git import without_password
 from engine.builder.remote import Meter, OnTransfer, is_url
@@ -28,9 +28,8 @@ from engine.builder.trees import DIRECTORY, Entry, File, Tree
 from engine.errors import InvalidParameter, NotFound, ServerError, reason
 from engine.images.remote import Remote
 from engine.system import files
-from engine.system.feed import Feed
-from engine.system.tasks import shield
-from engine.system.threads import in_own_thread, uninterrupted
+from engine.system.feed import Feed, process
+from engine.system.threads import opened, uninterrupted
 
 UNNAMED = "__unnamed__"
 """The name of a file for which no name was found and none is needed, as in Docker."""
@@ -77,7 +76,7 @@ async def download(
     if checksum:
         check_checksum(checksum)
     try:
-        spool = await uninterrupted(asyncio.to_thread(files.temporary_file, directory))
+        spool = await opened(asyncio.to_thread(files.temporary_file, directory))
     except OSError as error:
         raise ServerError(f"downloading {shown} into {directory}: {reason(error)}") from error
     try:
@@ -146,34 +145,22 @@ async def _written(body: AsyncIterator[bytes], spool: int, meter: Meter) -> tupl
             yield chunk
         meter.end()
 
-    def write() -> tuple[int, str]:
+    def write(received: Feed) -> tuple[int, str]:
         digest = hashlib.sha256()
         size = 0
         buffer = memoryview(bytearray(_CHUNK))
-        while got := feed.readinto(buffer):
+        while got := received.readinto(buffer):
             digest.update(buffer[:got])
-            done = 0
-            while done < got:
-                done += os.pwrite(spool, buffer[done:got], size + done)
+            files.write_sparse(spool, buffer[:got], size)
             size += got
+        os.ftruncate(spool, size)
         return size, f"sha256:{digest.hexdigest()}"
 
-    feed = Feed()
-    writing = in_own_thread(write)
     async with contextlib.aclosing(metered()) as chunks:
-        feeding = asyncio.ensure_future(feed.feed(chunks))
         try:
-            return await shield(writing)
+            return await process(chunks, write)
         except OSError as error:
             raise ServerError(f"writing the file: {reason(error)}") from error
-        finally:
-            feeding.cancel()
-            both: list[asyncio.Future[Any]] = [feeding, writing]
-            await uninterrupted(asyncio.wait(both))
-            for each in both:
-                if not each.cancelled():
-                    each.exception()  # not awaited after a cancellation; retrieved for asyncio
-            feed.close()
 
 
 def file_name(url: str, headers: Mapping[str, str]) -> str:

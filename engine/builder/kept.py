@@ -892,7 +892,7 @@ class Transfer:
     def _append(self, incoming: _Incoming, data: bytes | memoryview) -> None:
         incoming.hashing.update(data)
         slot, offset = incoming.inode >> OFFSET_BITS, incoming.inode & (1 << OFFSET_BITS) - 1
-        _write(self._descriptors[slot], memoryview(data), offset + incoming.written)
+        files.write_sparse(self._descriptors[slot], memoryview(data), offset + incoming.written)
         incoming.written += len(data)
         if incoming.written == incoming.file.size:
             digest = self._index.digests[incoming.inode] = incoming.hashing.digest()
@@ -933,15 +933,6 @@ class Transfer:
             await asyncio.to_thread(_close, descriptors)
         finally:
             self._contexts.release(key)
-
-
-def _write(descriptor: int, data: memoryview, at: int) -> None:
-    """Write, but leave a hole for zeros."""
-    if not data[0] and not data.tobytes().strip(b"\0"):
-        return
-    while data:
-        size = os.pwrite(descriptor, data, at)
-        data, at = data[size:], at + size
 
 
 def _close(descriptors: Iterable[int]) -> None:

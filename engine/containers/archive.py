@@ -50,7 +50,7 @@ from engine.containers.mount_points import temporary
 from engine.containers.mounted import Mounted, destinations, engine_mounts
 from engine.errors import EngineError, Forbidden, InvalidParameter, NotFound, ServerError, reason_with_file
 from engine.runtime import users
-from engine.storage.compression import MAGIC, Inflated, compression_of
+from engine.storage.compression import content
 from engine.system import detached_mounts, files, mounts
 from engine.system.feed import Feed, skip
 from engine.system.tasks import shield
@@ -567,14 +567,12 @@ async def put(
         incoming = Feed()
 
         def extract() -> None:
-            kind = compression_of(incoming.head(MAGIC))
-            source = Inflated(incoming, kind) if kind else incoming
             owner = users.owner(root.descriptor, user) if user else None
             ids = None if root.ids is None else root.ids.outward
             try:
                 with making_files(root.ids):
                     _layer.unpack(
-                        *(source, root.descriptor, os.fsencode(asked.path)),
+                        *(content(incoming), root.descriptor, os.fsencode(asked.path)),
                         keep_kinds=keep_kinds,
                         owner=owner,
                         ids=ids,

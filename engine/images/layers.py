@@ -164,18 +164,12 @@ def digest_of(span: Span, work: array[int] | None = None) -> str:
 def inflate(span: Span, kind: str, target: int, stop: threading.Event) -> int:
     """Write the content of a compressed span to the descriptor of an empty file; returns its size.
     Blocking. Ends early when `stop` is set.
-
-    Zeros become holes, so a decompression bomb of zeros takes no space.
     """
     source = Inflated(SpanReader(span), kind)
     buffer = memoryview(bytearray(_CHUNK))
-    zeros = bytes(_CHUNK)
     size = 0
     while not stop.is_set() and (got := source.readinto(buffer)):
-        piece = buffer[:got]
-        if piece.tobytes() != zeros[:got]:
-            while piece:
-                piece = piece[os.pwrite(target, piece, size + got - len(piece)) :]
+        files.write_sparse(target, buffer[:got], size)
         size += got
     os.ftruncate(target, size)
     return size

@@ -19,18 +19,17 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from engine._fast.tar import ArchiveError, Reader
 from engine.errors import EngineError, InvalidParameter, ServerError, reason
 from engine.images import layers, tarsplit
 from engine.images.layers import Extracted, extract, extract_and_hash
 from engine.images.spans import Span
-from engine.storage.compression import MAGIC, Inflated, compression_of
+from engine.storage.compression import MAGIC, Inflated, Source, compression_of, content
 from engine.system import files
-from engine.system.feed import Feed
-from engine.system.tasks import shield
-from engine.system.threads import in_own_thread, uninterrupted
+from engine.system.feed import Feed, process
+from engine.system.threads import opened, uninterrupted
 
 MAX_EARLY = 1000
 """Members that are extracted while they arrive. Later ones are kept in the file."""
@@ -56,38 +55,21 @@ async def received(
 
     Raises InvalidParameter, and ServerError when the disk is full.
     """
-    feed = Feed(making.processors)
-    receiving = _Receiving(feed, making, present)
     try:
-        receiving.spool = await uninterrupted(asyncio.to_thread(files.temporary_file, directory))
+        spool = await opened(asyncio.to_thread(files.temporary_file, directory))
     except OSError as error:
         raise ServerError(f"receiving an archive into {directory}: {reason(error)}") from error
+    receiving = _Receiving(spool, making, present)
     try:
-        both: list[asyncio.Future[Any]] = [asyncio.ensure_future(feed.feed(body))]
         try:
-            walking = in_own_thread(receiving.run)
-            both.append(walking)
-            size = await shield(walking)
+            size = await process(body, receiving.run, making.processors)
         except OSError as error:
             raise ServerError(f"receiving an archive into {directory}: {reason(error)}") from error
-        finally:
-            both[0].cancel()
-            if not both[-1].done():  # the client left: the thread gets no more data
-                feed.cut()
-            await uninterrupted(asyncio.wait(both))
-            for each in both:
-                if not each.cancelled():
-                    each.exception()  # not awaited after a cancellation; retrieved for asyncio
-            feed.close()
-        yield Received(Span(receiving.spool, 0, size), receiving.early)
+        yield Received(Span(spool, 0, size), receiving.early)
     finally:
         await uninterrupted(making.forget(receiving.early.values()))
         # An unlinked file: closing it frees its blocks, which may take a while.
-        await uninterrupted(asyncio.to_thread(os.close, receiving.spool))
-
-
-class _Source(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+        await uninterrupted(asyncio.to_thread(os.close, spool))
 
 
 class _Tee:
@@ -95,7 +77,7 @@ class _Tee:
     that are extracted early.
     """
 
-    def __init__(self, source: _Source, spool: int) -> None:
+    def __init__(self, source: Source, spool: int) -> None:
         self._source = source
         self._spool = spool
         self.at = 0
@@ -113,11 +95,8 @@ class _Tee:
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         skipped = max(self.kept_from - at, 0)
-        # Zeros become holes, so a decompression bomb of zeros takes no space.
-        if skipped < len(data) and (data[0] or data.strip(b"\0")):
-            kept = memoryview(data)[skipped:]
-            while kept:
-                kept = kept[os.pwrite(self._spool, kept, at + len(data) - len(kept)) :]
+        if skipped < len(data):
+            files.write_sparse(self._spool, memoryview(data)[skipped:], at + skipped)
         return len(data)
 
 
@@ -152,28 +131,26 @@ class _Member:
 class _Receiving:
     """The work of the thread."""
 
-    def __init__(self, feed: Feed, making: layers.Layers, present: Iterable[Path]) -> None:
-        self._feed = feed
+    def __init__(self, spool: int, making: layers.Layers, present: Iterable[Path]) -> None:
+        self._spool = spool
         self._making = making
         self._loop = asyncio.get_running_loop()
         self._present = present
         self._sizes: set[int] | None = None
-        self.spool = -1
         self.early: dict[int, Extracted] = {}
 
-    def run(self) -> int:
+    def run(self, feed: Feed) -> int:
         """Receive the whole archive. Returns the size of the file."""
         with self._making.processors:
             try:
-                kind = compression_of(self._feed.head(MAGIC))
-                source: _Source = Inflated(self._feed, kind) if kind else self._feed
-                size = self._walk(_Tee(source, self.spool))
+                source = content(feed)
+                size = self._walk(_Tee(source, self._spool))
                 while source.read(1 << 18):
                     pass
-                os.ftruncate(self.spool, size)
+                os.ftruncate(self._spool, size)
                 return size
             except (ArchiveError, InvalidParameter) as error:
-                self._feed.skip()
+                feed.skip()
                 if isinstance(error, ArchiveError):
                     raise InvalidParameter(f"invalid archive: {error}") from error
                 raise

@@ -81,6 +81,18 @@ class Readable(Protocol):
         """Some bytes, at most `size`; none at the end."""
 
 
+class Source(Readable, Protocol):
+    """One that can fill a buffer, as `_fast.tar` asks for."""
+
+    def readinto(self, buffer: memoryview, /) -> int: ...
+
+
+class Peekable(Source, Protocol):
+    """One whose beginning can be looked at."""
+
+    def head(self, size: int, /) -> bytes: ...
+
+
 class Inflated:
     """The content of a compressed stream, as a source for `_fast.tar`. The stream may consist of
     several members or frames.
@@ -161,4 +173,10 @@ class Inflated:
                 return data
 
 
-__all__ = ["COMPRESSIONS", "MAGIC", "Compression", "Inflated", "Readable", "compression_of"]
+def content(stream: Peekable) -> Source:
+    """The stream, or its content if it is compressed."""
+    kind = compression_of(stream.head(MAGIC))
+    return Inflated(stream, kind) if kind else stream
+
+
+__all__ = ["COMPRESSIONS", "MAGIC", "Compression", "Inflated", "Readable", "Source", "compression_of", "content"]

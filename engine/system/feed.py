@@ -13,10 +13,14 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from engine.errors import EngineError, ServerError, Unavailable
+from engine.system.tasks import shield
+from engine.system.threads import in_own_thread, uninterrupted
+
+T = TypeVar("T")
 
 BODIES = 256
 """Bodies that are received at a time: each has up to 3 MiB, and most have a thread."""
@@ -225,6 +229,34 @@ class Feed:
         return head[:size]
 
 
+async def process(
+    body: AsyncIterator[bytes], work: Callable[[Feed], T], processors: threading.Semaphore | None = None
+) -> T:
+    """The result of `work`, which reads the body in a thread of its own. `processors`: as for
+    `Feed`.
+
+    When the caller is cancelled, as its client has left, the thread gets no more data. The thread
+    has ended when this returns or raises. Raises what `work` raises, and as `Feed` and
+    `in_own_thread`.
+    """
+    feed = Feed(processors)
+    feeding = asyncio.ensure_future(feed.feed(body))
+    futures: list[asyncio.Future[Any]] = [feeding]
+    try:
+        working = in_own_thread(lambda: work(feed))
+        futures.append(working)
+        return await shield(working)
+    finally:
+        feeding.cancel()
+        if not futures[-1].done():
+            feed.cut()
+        await uninterrupted(asyncio.wait(futures))
+        for future in futures:
+            if not future.cancelled():
+                future.exception()  # not awaited after a cancellation; retrieved for asyncio
+        feed.close()
+
+
 _open: weakref.WeakSet[object] = weakref.WeakSet()
 """The bodies that are being received."""
 
@@ -263,4 +295,4 @@ def one_body() -> Iterator[None]:
         _open.discard(body)
 
 
-__all__ = ["Feed", "one_body", "skip"]
+__all__ = ["Feed", "one_body", "process", "skip"]

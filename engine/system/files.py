@@ -290,6 +290,20 @@ def temporary_file(directory: Path) -> int:
     return descriptor
 
 
+def write_sparse(descriptor: int, data: memoryview, at: int) -> bool:
+    """Write all of `data` at an offset, but leave a hole for zeros: a decompression bomb of zeros
+    takes no space. Blocking.
+
+    Returns False for a hole. One at the end of the file does not extend it.
+    """
+    if not data[0] and not data.tobytes().strip(b"\0"):
+        return False
+    while data:
+        size = os.pwrite(descriptor, data, at)
+        data, at = data[size:], at + size
+    return True
+
+
 def remove_tree(path: Path | str) -> None:
     """Remove a file or a directory tree of any depth. Does nothing if it does not exist. Follows no
     links, and opens nothing but directories.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
 
-from engine.errors import Unavailable
+from engine.errors import ServerError, Unavailable
 from engine.system import feed
-from engine.system.feed import Feed, one_body, skip
+from engine.system.feed import Feed, one_body, process, skip
 from tests.support import PATIENCE
 
 
@@ -70,5 +71,46 @@ def test_a_body_with_an_end_is_skipped_to_it() -> None:
 
         await skip(body())
         assert ended
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_caller_waits_for_the_end_of_its_thread() -> None:
+    begun, ended = threading.Event(), []
+
+    def work(received: Feed) -> None:
+        begun.set()
+        try:
+            while received.read():
+                pass
+        except ServerError as error:
+            ended.append(error.message)
+
+    async def main() -> None:
+        processing = asyncio.create_task(process(endless(0.01), work))
+        await asyncio.to_thread(begun.wait)
+        processing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await processing
+        assert ended == ["the engine is stopping"]
+
+    asyncio.run(main())
+
+
+def test_the_result_and_the_failure_of_a_thread_reach_its_caller() -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield b"ab"
+        yield b"c"
+
+    def work(received: Feed) -> bytes:
+        return received.read() + received.read() + received.read()
+
+    def fail(received: Feed) -> int:
+        raise OSError(28, "full")
+
+    async def main() -> None:
+        assert await process(body(), work) == b"abc"
+        with pytest.raises(OSError, match="full"):
+            await process(body(), fail)
 
     asyncio.run(main())

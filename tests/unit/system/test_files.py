@@ -96,6 +96,16 @@ def test_temporary_files_have_no_name(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
+def test_zeros_become_holes(tmp_path: Path) -> None:
+    size = 1 << 20
+    with open(tmp_path / "file", "w+b") as file:
+        assert not files.write_sparse(file.fileno(), memoryview(bytes(size)), 0)
+        assert os.fstat(file.fileno()).st_size == 0
+        assert files.write_sparse(file.fileno(), memoryview(b"\0" * 3 + b"end"), size)
+        assert os.pread(file.fileno(), 2 * size, 0) == bytes(size + 3) + b"end"
+        assert os.fstat(file.fileno()).st_blocks * 512 < size
+
+
 def test_remove_tree(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "f").write_text("x")
