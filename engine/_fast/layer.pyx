@@ -45,6 +45,7 @@ from engine._fast.linux cimport (
     ftruncate, futimens, is_dot, is_whiteout, linkat, lsetxattr, makedev, mkdirat, mknodat, openat, openat2,
     pwrite, stat_t, statvfs_t, symlinkat, unlinkat, utimensat,
 )
+from engine._fast.paths cimport clean
 from engine._fast.tar cimport TAR_MAX_PATH, Attribute, Entry, Reader
 from engine._fast.tree cimport remove_entry
 from engine._fast.workers cimport (
@@ -71,41 +72,6 @@ cdef struct Directory:
     char *path
     timespec times[2]
     bint implied            # created as a parent; the archive had no entry for it so far
-
-
-cdef int clean(const char *raw, char *path) noexcept nogil:
-    """Write `raw` to `path` as a relative name without empty parts, `.` and `..`.
-
-    Returns the length, or -1 if it leads above the root. `path` has room for TAR_MAX_PATH + 1
-    bytes.
-    """
-    cdef size_t length = 0, part
-    cdef const char *at = raw
-    while at[0]:
-        if at[0] == b"/":
-            at += 1
-            continue
-        part = 0
-        while at[part] and at[part] != b"/":
-            part += 1
-        if part == 1 and at[0] == b".":
-            pass
-        elif part == 2 and at[0] == b"." and at[1] == b".":
-            if length == 0:
-                return -1
-            while length and path[length - 1] != b"/":
-                length -= 1
-            if length:
-                length -= 1
-        else:
-            if length:
-                path[length] = b"/"
-                length += 1
-            memcpy(path + length, at, part)
-            length += part
-        at += part
-    path[length] = 0
-    return <int>length
 
 
 cdef uint64_t hash_of(const char *raw, const char *path, size_t length) noexcept nogil:
@@ -490,7 +456,7 @@ cdef class _Extraction:
 
     cdef int place(self) noexcept nogil:
         cdef Entry *entry = &self.reader.entry
-        cdef int length = clean(entry.name, self.path)
+        cdef int length = <int>clean(entry.name, self.path)
         cdef size_t begin = 0, at
         cdef const char *base
         self.races = 0
@@ -879,7 +845,7 @@ cdef class _Extraction:
     cdef int place_link(self, const char *base) noexcept nogil:
         """A hard link to an earlier entry of this archive."""
         cdef Entry *entry = &self.reader.entry
-        cdef int length = clean(entry.link, self.link)
+        cdef int length = <int>clean(entry.link, self.link)
         cdef char *target = self.link
         cdef char *slash
         cdef stat_t old, new

@@ -19,7 +19,8 @@ from libc.string cimport memcpy, strlen, strncmp
 
 from hashlib import sha256
 
-from engine._fast.tar cimport TAR_MAX_PATH, Entry, Reader
+from engine._fast.paths cimport clean
+from engine._fast.tar cimport Entry, Reader
 
 from engine._fast.tar import ArchiveError
 
@@ -30,49 +31,23 @@ cdef enum:
 cdef bytes EMPTY = sha256(b"").digest()
 
 
-cdef ssize_t clean(const char *raw, char *path, ssize_t *parent, bint *whiteout) noexcept nogil:
-    """Write `raw` to `path` without empty parts, `.` and `..`. Returns the length, -1 if it leads
-    above the root, or -2 if a part is longer than a file's name may be.
+cdef bint has_parts(const char *path, ssize_t length, ssize_t *parent, bint *whiteout) noexcept nogil:
+    """The parts of a clean path. Returns False if one is longer than a file's name may be.
 
     `parent`: the length of the parent's path. `whiteout`: a part begins with `.wh.`.
     """
-    cdef ssize_t length = 0, part
-    cdef const char *at = raw
+    cdef ssize_t at, begin = 0
     whiteout[0] = False
-    parent[0] = 0
-    while at[0]:
-        if at[0] == b"/":
-            at += 1
-            continue
-        part = 0
-        while at[part] and at[part] != b"/":
-            part += 1
-        if part == 1 and at[0] == b".":
-            pass
-        elif part == 2 and at[0] == b"." and at[1] == b".":
-            if length == 0:
-                return -1
-            while length and path[length - 1] != b"/":
-                length -= 1
-            if length:
-                length -= 1
-        else:
-            if part > MAX_NAME:
-                return -2
-            if part >= 4 and strncmp(at, b".wh.", 4) == 0:
+    for at in range(length + 1):
+        if at == length or path[at] == b"/":
+            if at - begin > MAX_NAME:
+                return False
+            if strncmp(path + begin, b".wh.", 4) == 0:
                 whiteout[0] = True
-            if length:
-                path[length] = b"/"
-                length += 1
-            memcpy(path + length, at, part)
-            length += part
-        at += part
-    path[length] = 0
-    part = length
-    while part and path[part - 1] != b"/":
-        part -= 1
-    parent[0] = part - 1 if part else 0
-    return length
+            if at < length:
+                begin = at + 1
+    parent[0] = begin - 1 if begin else 0
+    return True
 
 
 cdef inline str text(const char *data, ssize_t size):
@@ -155,11 +130,11 @@ cdef class Members:
             self.reader.raise_failure()
         if got == 0:
             return None
-        length = clean(entry.name, self.path, &parent, &whiteout)
-        if length < 0:
+        length = clean(entry.name, self.path)
+        if length < 0 or not has_parts(self.path, length, &parent, &whiteout):
             name = text(entry.name, strlen(entry.name))
             raise ArchiveError(
-                f"{name}: the entry leads out of the archive" if length == -1
+                f"{name}: the entry leads out of the archive" if length < 0
                 else f"{name}: a name of more than {MAX_NAME} bytes"
             )
         offset = entry.offset

@@ -47,6 +47,7 @@ from engine._fast.linux cimport (
     getxattr, hash_inode, is_whiteout, listxattr, lseek, major, minor, open, openat, pread, readlinkat,
     stat_t,
 )
+from engine._fast.tar cimport Recorder
 from engine._fast.walk cimport MAX_PATH, Walk, is_mount_point, is_opaque
 
 cdef enum:
@@ -55,8 +56,6 @@ cdef enum:
     MAX_EXTENTS = 16 * 1024
     MAX_LINKS = 16 * 1024 * 1024    # of names; beyond it, hard links are sent as separate files
     MAX_VALUE = 64 * 1024           # XATTR_SIZE_MAX
-    RECORD = 64 * 1024              # of tar-split data until it is passed on
-    RECORD_HEAD = 20                # see tarsplit.pyx
 
 cdef int64_t MAX_OCTAL_7 = 0o7777777
 cdef int64_t MAX_OCTAL_11 = 0o77777777777
@@ -126,13 +125,10 @@ cdef class Packer(Walk):
     cdef size_t full_room
     cdef char target[MAX_PATH + 1]
     cdef IdMap ids
-    cdef object tar_split
-    cdef object failure
+    cdef Recorder recorder      # of tar-split data, or None
     cdef readonly list sockets
     """Paths of the sockets so far, with `tar_split`."""
     cdef bint recording
-    cdef uint8_t *record
-    cdef size_t recorded
     cdef readonly int64_t content
     """Bytes of regular files and of links' targets so far, each counted once."""
     cdef readonly int64_t size
@@ -152,12 +148,9 @@ cdef class Packer(Walk):
         cdef stat_t found
         read_ids(&self.ids, ids)
         if tar_split is not None:
-            self.tar_split = tar_split
             self.sockets = []
             self.recording = True
-            self.record = <uint8_t *>malloc(RECORD)
-            if self.record == NULL:
-                raise MemoryError()
+            self.recorder = Recorder(tar_split)
         self.file = -1
         self.prefix_bytes = name
         self.prefix = self.prefix_bytes
@@ -192,7 +185,6 @@ cdef class Packer(Walk):
         free(self.full)
         free(self.links)
         free(self.link_names)
-        free(self.record)
         free_ids(&self.ids)
 
     def readinto(self, target not None):
@@ -210,9 +202,8 @@ cdef class Packer(Walk):
         return got
 
     cdef object raise_failed(self):
-        if self.failure is not None:
-            failure, self.failure = self.failure, None
-            raise failure
+        if self.recorder is not None:
+            self.recorder.raise_failure()
         self.raise_failure()
 
     def read(self, size_t size):
@@ -292,53 +283,20 @@ cdef class Packer(Walk):
         """Record what `step` has prepared."""
         cdef size_t index
         cdef Extent *extent
-        if self.record_bytes(self.head, self.head_size) < 0:
+        if self.recorder.put(self.head, self.head_size) < 0:
             return -1
         if self.extent_count:
             if self.length > MAX_PATH:
                 return self.record_contents()
             for index in range(self.extent_count):
                 extent = &self.extents[index]
-                if extent.size and self.record_file(extent.offset, extent.size) < 0:
+                if extent.size and (
+                    self.recorder.put_file(self.path, <uint32_t>self.length, extent.offset, extent.size) < 0
+                ):
                     return -1
-            if self.record_bytes(NULL, <size_t>self.padding) < 0:
+            if self.recorder.put(NULL, <size_t>self.padding) < 0:
                 return -1
-        return self.flush_record() if self.stage == 3 else 0
-
-    cdef int record_bytes(self, const uint8_t *data, size_t size) noexcept nogil:
-        """Record bytes of the stream; NULL stands for zeros."""
-        cdef size_t part
-        cdef uint64_t number
-        while size:
-            if RECORD - self.recorded <= RECORD_HEAD and self.flush_record() < 0:
-                return -1
-            part = RECORD - self.recorded - RECORD_HEAD
-            if part > size:
-                part = size
-            number = part
-            memcpy(self.record + self.recorded, &number, 8)
-            memset(self.record + self.recorded + 8, 0, 12)
-            self.recorded += RECORD_HEAD
-            if data == NULL:
-                memset(self.record + self.recorded, 0, part)
-            else:
-                memcpy(self.record + self.recorded, data, part)
-                data += part
-            self.recorded += part
-            size -= part
-        return 0
-
-    cdef int record_file(self, int64_t offset, int64_t size) noexcept nogil:
-        """Record that the next `size` bytes of the stream are in the current file at `offset`."""
-        cdef uint32_t length = <uint32_t>self.length
-        if RECORD - self.recorded < RECORD_HEAD + length and self.flush_record() < 0:
-            return -1
-        memcpy(self.record + self.recorded, &size, 8)
-        memcpy(self.record + self.recorded + 8, &offset, 8)
-        memcpy(self.record + self.recorded + 16, &length, 4)
-        memcpy(self.record + self.recorded + RECORD_HEAD, self.path, length)
-        self.recorded += RECORD_HEAD + length
-        return 0
+        return self.recorder.flush() if self.stage == 3 else 0
 
     cdef int record_contents(self) noexcept nogil:
         """Record the bytes of a file whose path is longer than the kernel takes at once."""
@@ -356,30 +314,12 @@ cdef class Packer(Walk):
                     if got < 0 and errno == EINTR:
                         continue
                     return self.fail(errno if got < 0 else EIO)
-                if self.record_bytes(<uint8_t *>self.value, got) < 0:
+                if self.recorder.put(<uint8_t *>self.value, got) < 0:
                     return -1
                 at += got
-        if self.record_bytes(NULL, <size_t>self.padding) < 0:
+        if self.recorder.put(NULL, <size_t>self.padding) < 0:
             return -1
-        return self.flush_record() if self.stage == 3 else 0
-
-    cdef int flush_record(self) noexcept nogil:
-        cdef size_t size = self.recorded
-        cdef int status
-        self.recorded = 0
-        if size == 0:
-            return 0
-        with gil:
-            status = self.give_record(size)
-        return status
-
-    cdef int give_record(self, size_t size):
-        try:
-            self.tar_split.write(<bytes>self.record[:size])
-        except BaseException as error:
-            self.failure = error
-            return -1
-        return 0
+        return self.recorder.flush() if self.stage == 3 else 0
 
     # --- the walk ---------------------------------------------------------------------------------
 

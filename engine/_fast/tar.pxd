@@ -42,6 +42,18 @@ cdef struct Entry:
 
 cdef ssize_t read_source(object source, uint8_t *buffer, size_t room) except -1
 
+cdef class Recorder:
+    cdef object receiver
+    cdef object failure
+    cdef uint8_t *data          # not written yet
+    cdef size_t size
+
+    cdef int put(self, const uint8_t *data, size_t size) noexcept nogil
+    cdef int put_file(self, const char *path, uint32_t length, int64_t offset, int64_t size) noexcept nogil
+    cdef int flush(self) noexcept nogil
+    cdef int inline_files(self) noexcept nogil
+    cdef object raise_failure(self)
+
 cdef class Reader:
     cdef Entry entry
     cdef readonly int64_t entries
@@ -60,9 +72,7 @@ cdef class Reader:
     # [0] counts the bytes read, [1] non-zero stops the reader; or NULL. Its owner outlives the
     # reader.
     cdef int64_t *progress
-    cdef object tar_split       # receives the tar-split data (`engine/_fast/tarsplit.pyx`), or None
-    cdef uint8_t *record        # tar-split data that is not written yet
-    cdef size_t recorded        # bytes in `record`
+    cdef Recorder recorder      # of the tar-split data, or None
     cdef size_t captured        # bytes of the buffer up to here are in the tar-split data already
     cdef bint recording
     cdef bint verbatim          # the tar-split data includes file contents
@@ -98,12 +108,8 @@ cdef class Reader:
     cdef int payload(self, const uint8_t **data, size_t *size) noexcept nogil
     cdef int drain(self) noexcept nogil
     cdef int keep(self) noexcept nogil
-    cdef int record_bytes(self, const uint8_t *data, size_t size) noexcept nogil
     cdef int record_file(self, const char *path, int64_t offset, int64_t size) noexcept nogil
-    cdef int flush_record(self) noexcept nogil
     cdef int inline_files(self) noexcept nogil
-    cdef int inline_files_record(self)
-    cdef int give_record(self, size_t size)
     cdef object raise_failure(self)
     cdef int read_header(self, const uint8_t *block) noexcept nogil
     cdef bint check(self, const uint8_t *block) noexcept nogil

@@ -33,8 +33,8 @@ cdef enum:
     MAX_EXTENTS = 256 * 1024        # of one sparse file
     MAX_ATTRIBUTES = 1024
 
-    RECORD = 128 * 1024             # of tar-split data at a time
-    RECORD_HEAD = 20
+    RECORDED = 128 * 1024           # of tar-split data at a time
+    RECORD_HEAD = 20                # see tarsplit.pyx
 
     HAS_PATH = 1
     HAS_LINK = 2
@@ -149,6 +149,87 @@ cdef bint parse_time(const char *text, size_t size, int64_t *seconds, int64_t *n
     return True
 
 
+cdef class Recorder:
+    """Writes tar-split data (tarsplit.pyx has its format) to an object with `write`, many records
+    at a time.
+    """
+
+    def __cinit__(self, receiver not None):
+        self.receiver = receiver
+        self.data = <uint8_t *>malloc(RECORDED)
+        if self.data == NULL:
+            raise MemoryError()
+
+    def __dealloc__(self):
+        free(self.data)
+
+    cdef int put(self, const uint8_t *data, size_t size) noexcept nogil:
+        """Record bytes of the stream; NULL stands for zeros."""
+        cdef size_t part
+        cdef uint64_t number
+        while size:
+            if RECORDED - self.size <= RECORD_HEAD and self.flush() < 0:
+                return -1
+            part = RECORDED - self.size - RECORD_HEAD
+            if part > size:
+                part = size
+            number = part
+            memcpy(self.data + self.size, &number, 8)
+            memset(self.data + self.size + 8, 0, 12)
+            self.size += RECORD_HEAD
+            if data == NULL:
+                memset(self.data + self.size, 0, part)
+            else:
+                memcpy(self.data + self.size, data, part)
+                data += part
+            self.size += part
+            size -= part
+        return 0
+
+    cdef int put_file(self, const char *path, uint32_t length, int64_t offset, int64_t size) noexcept nogil:
+        """Record that the next `size` bytes of the stream are in the file `path` at `offset`."""
+        if RECORDED - self.size < RECORD_HEAD + length and self.flush() < 0:
+            return -1
+        memcpy(self.data + self.size, &size, 8)
+        memcpy(self.data + self.size + 8, &offset, 8)
+        memcpy(self.data + self.size + 16, &length, 4)
+        memcpy(self.data + self.size + RECORD_HEAD, path, length)
+        self.size += RECORD_HEAD + length
+        return 0
+
+    cdef int flush(self) noexcept nogil:
+        """Write what is recorded. Returns -1 if the receiver fails; see `raise_failure`."""
+        cdef size_t size = self.size
+        self.size = 0
+        if size == 0:
+            return 0
+        with gil:
+            try:
+                self.receiver.write(<bytes>self.data[:size])
+            except BaseException as error:
+                self.failure = error
+                return -1
+        return 0
+
+    cdef int inline_files(self) noexcept nogil:
+        """From now on no recorded file may be read again: the receiver copies their contents."""
+        if self.flush() < 0:
+            return -1
+        with gil:
+            try:
+                self.receiver.inline_files()
+            except BaseException as error:
+                self.failure = error
+                return -1
+        return 0
+
+    cdef object raise_failure(self):
+        """Raise the receiver's error, if there is one."""
+        if self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+
+
 cdef class Reader:
     """One archive: in a descriptor (`offset` and `size` for a range of a seekable one), or in an
     object with `readinto`.
@@ -160,7 +241,7 @@ cdef class Reader:
 
     def __cinit__(self, source not None, *, int64_t offset=0, int64_t size=-1, digest=None, tar_split=None):
         self.descriptor = -1
-        self.buffer = self.record = NULL
+        self.buffer = NULL
         self.progress = NULL
         self.headers = NULL
         self.entry.name = self.entry.link = NULL
@@ -180,12 +261,9 @@ cdef class Reader:
         else:
             self.source = source
         self.digest = digest
-        self.tar_split = tar_split
         if tar_split is not None:
             self.recording = True
-            self.record = <uint8_t *>malloc(RECORD)
-            if self.record == NULL:
-                raise MemoryError()
+            self.recorder = Recorder(tar_split)
         self.buffer = <uint8_t *>malloc(BUFFER)
         self.entry.name = <char *>malloc(TAR_MAX_PATH + 2)
         self.entry.link = <char *>malloc(TAR_MAX_PATH + 2)
@@ -194,7 +272,6 @@ cdef class Reader:
 
     def __dealloc__(self):
         free(self.buffer)
-        free(self.record)
         free(self.headers)
         free(self.entry.name)
         free(self.entry.link)
@@ -218,6 +295,8 @@ cdef class Reader:
         if self.failure is not None:
             failure, self.failure = self.failure, None
             raise failure
+        if self.recorder is not None:
+            self.recorder.raise_failure()
         text = (<bytes>self.reason).decode("utf-8", "replace")
         if self.error > 0:
             raise OSError(self.error, os.strerror(self.error), text)
@@ -363,7 +442,7 @@ cdef class Reader:
             if got < 0:
                 return -1
             if got == 0:
-                return self.flush_record()
+                return self.recorder.flush() if self.recording else 0
 
     # --- tar-split --------------------------------------------------------------------------------
 
@@ -373,82 +452,25 @@ cdef class Reader:
         """
         cdef size_t at = self.captured
         self.captured = self.start
-        return self.record_bytes(self.buffer + at, self.start - at) if self.start > at else 0
-
-    cdef int record_bytes(self, const uint8_t *data, size_t size) noexcept nogil:
-        cdef size_t part
-        cdef uint64_t number
-        while size:
-            if RECORD - self.recorded <= RECORD_HEAD and self.flush_record() < 0:
-                return -1
-            part = RECORD - self.recorded - RECORD_HEAD
-            if part > size:
-                part = size
-            number = part
-            memcpy(self.record + self.recorded, &number, 8)
-            memset(self.record + self.recorded + 8, 0, 12)
-            memcpy(self.record + self.recorded + RECORD_HEAD, data, part)
-            self.recorded += RECORD_HEAD + part
-            data += part
-            size -= part
-        return 0
+        return self.recorder.put(self.buffer + at, self.start - at) if self.start > at else 0
 
     cdef int record_file(self, const char *path, int64_t offset, int64_t size) noexcept nogil:
         """Record that the next `size` bytes of the stream are in the file `path` at `offset`."""
-        cdef uint32_t length = <uint32_t>strlen(path)
         if self.verbatim:
             return 0
-        if self.keep() < 0:
+        if self.keep() < 0 or self.recorder.put_file(path, <uint32_t>strlen(path), offset, size) < 0:
             return -1
-        if RECORD - self.recorded < RECORD_HEAD + length and self.flush_record() < 0:
-            return -1
-        memcpy(self.record + self.recorded, &size, 8)
-        memcpy(self.record + self.recorded + 8, &offset, 8)
-        memcpy(self.record + self.recorded + 16, &length, 4)
-        memcpy(self.record + self.recorded + RECORD_HEAD, path, length)
-        self.recorded += RECORD_HEAD + length
         self.passing = True
-        return 0
-
-    cdef int flush_record(self) noexcept nogil:
-        cdef size_t size = self.recorded
-        cdef int status
-        self.recorded = 0
-        if not self.recording or size == 0:
-            return 0
-        with gil:
-            status = self.give_record(size)
-        return status
-
-    cdef int give_record(self, size_t size):
-        try:
-            self.tar_split.write(<bytes>self.record[:size])
-        except BaseException as error:
-            self.failure = error
-            return -1
         return 0
 
     cdef int inline_files(self) noexcept nogil:
         """Called before a file that the tar-split data refers to is removed. From now on the data
         contains file contents, and the receiver replaces its references by contents.
         """
-        cdef int status
         if not self.recording or self.verbatim:
             return 0
-        if self.flush_record() < 0:
-            return -1
         self.verbatim = True
-        with gil:
-            status = self.inline_files_record()
-        return status
-
-    cdef int inline_files_record(self):
-        try:
-            self.tar_split.inline_files()
-        except BaseException as error:
-            self.failure = error
-            return -1
-        return 0
+        return self.recorder.inline_files()
 
     # --- headers ----------------------------------------------------------------------------------
 

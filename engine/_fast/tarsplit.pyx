@@ -4,7 +4,7 @@ from it.
 
 A layer is identified by the digest of its tar stream, and different tar programs write different
 streams for the same tree. So `layer.apply` records everything in the stream except file contents
-(`Reader.record_*`).
+(`tar.Recorder`).
 
 Format:  a sequence of 20-byte records, little-endian: size u64, offset u64, length u32. With length
          0, `size` bytes of the stream follow. Otherwise a path of `length` bytes follows, and the
