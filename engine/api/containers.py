@@ -26,12 +26,12 @@ from engine.api.replies import (
 )
 from engine.api.replies import encode as encode_reply
 from engine.api.versions import Flag
+from engine.common.signals import signal_number
 from engine.containers import listing, logs, removal, settings, views
 from engine.containers import stats as statistics
 from engine.containers import top as processes
 from engine.containers.container import Container
 from engine.containers.prune import prune as prune_containers
-from engine.containers.signals import signal_number
 from engine.containers.streams import Wanted, parse_detach_keys, send
 from engine.containers.streams import attach as attach_client
 from engine.containers.waiting import Condition, Ended

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
 from engine.common.network_rules import check_hostname, is_word, parsed_address
+from engine.common.signals import signal_number
 from engine.config import cgroup_parent
 from engine.containers import limits, mount_points, security
-from engine.containers.signals import signal_number
 from engine.errors import InvalidParameter
 from engine.networks import ports
 from engine.networks.network import BRIDGE, DEFAULT_MODES
@@ -28,10 +29,12 @@ from engine.wire.containers import (
     Config,
     CreateBody,
     DeviceMapping,
+    DeviceRequest,
     HostConfig,
     PortBinding,
     RestartPolicy,
     Strings,
+    Ulimit,
 )
 
 EMPTY_BINDINGS = "have an empty list of port-bindings"
@@ -105,84 +108,34 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
 
 def checked_host(host: HostConfig) -> HostConfig:
     """The HostConfig, normalised. Raises InvalidParameter naming the field and the rule."""
-    for bind in host.binds or ():
-        mount_points.parse_bind(bind)
     limits.check(host)
-    if host.shm_size < 0:
-        raise InvalidParameter(f"ShmSize: {host.shm_size}, SHM size must be greater than 0")
     if host.isolation not in ("", "default"):
         raise InvalidParameter(f"Isolation: {host.isolation}: this platform has only 'default'")
-    for field, given in (
-        ("CpuCount", host.cpu_count),
-        ("CpuPercent", host.cpu_percent),
-        ("IOMaximumIOps", host.io_maximum_iops),
-        ("IOMaximumBandwidth", host.io_maximum_bandwidth),
-        ("DiskQuota", host.disk_quota),
-    ):
-        if given:
-            raise InvalidParameter(f"{field}: only supported on Windows")
-    check_realtime(host.cpu_realtime_period, host.cpu_realtime_runtime)
+    if host.userns_mode not in ("", "host"):
+        raise InvalidParameter(f"UsernsMode: invalid user namespace mode: {host.userns_mode}")
     if host.capabilities:
         raise InvalidParameter("Capabilities is not supported by this engine")
+    _check_modes(host)
+    _check_storage(host.storage_opt)
+    check_cgroup_parent(host.cgroup_parent)
+    capabilities.check(strings(host.cap_add) or (), strings(host.cap_drop) or ())
+    security.parse(host.security_opt or ())
+    ports.check((), host.port_bindings or {})
+    for field, check_entry in _ENTRIES:
+        for entry in getattr(host, field) or ():
+            check_entry(entry)
+    for name, value in (host.sysctls or {}).items():
+        _check_sysctl(name, host)
+        if "\0" in value:
+            raise InvalidParameter(f"Sysctls: {name}: its value must not contain a NUL character")
     for name, value in (host.annotations or {}).items():
         if not name:
             raise InvalidParameter("invalid Annotations: the empty string is not permitted as an annotation key")
         if "\0" in name or "\0" in value:
             raise InvalidParameter(f"invalid Annotations: {name[:100]!r}: must not contain a NUL character")
-    for request in host.device_requests or ():
-        if request.count and request.device_ids:
-            raise InvalidParameter("DeviceRequests: cannot set both Count and DeviceIDs on device request")
-    for rule in host.device_cgroup_rules or ():
-        parse_device_rule(rule)
-    for field, paths in (("MaskedPaths", host.masked_paths), ("ReadonlyPaths", host.readonly_paths)):
-        for path in paths or ():
-            if not path.startswith("/") or "\0" in path:
-                raise InvalidParameter(f"{field}: {path[:100]!r} is not an absolute path")
-            mount_points.check_length(path, f"{field}: {path[:100]!r}")
-    _check_modes(host)
-    _check_storage(host.storage_opt)
-    check_cgroup_parent(host.cgroup_parent)
-    for text in host.links or ():
-        parse_link(text)
-    for text in host.volumes_from or ():
-        mount_points.parse_volumes_from(text)
-    for mount in host.mounts or ():
-        mount_points.check(mount)
     for path, options in (host.tmpfs or {}).items():
         mount_points.normal_path(path, f"Tmpfs {path}")
         mount_points.tmpfs_options(options)
-    for name, value in (host.sysctls or {}).items():
-        _check_sysctl(name, host)
-        if "\0" in value:
-            raise InvalidParameter(f"Sysctls: {name}: its value must not contain a NUL character")
-    for device in host.devices or ():
-        _check_device(device)
-    capabilities.check(strings(host.cap_add) or (), strings(host.cap_drop) or ())
-    security.parse(host.security_opt or ())
-    for group in host.group_add or ():
-        if not group or ":" in group or "\0" in group:
-            raise InvalidParameter(f"GroupAdd: invalid group {group!r}")
-    for field, words in (("DnsSearch", host.dns_search), ("DnsOptions", host.dns_options)):
-        for word in words:
-            if not is_word(word):
-                raise InvalidParameter(f"{field}: invalid entry {word[:100]!r}")
-    if host.userns_mode not in ("", "host"):
-        raise InvalidParameter(f"UsernsMode: invalid user namespace mode: {host.userns_mode}")
-    ports.check((), host.port_bindings or {})
-    for extra in host.extra_hosts or ():
-        name, _, address = extra.partition(":")
-        if not is_word(name) or not address:
-            raise InvalidParameter(f"ExtraHosts: bad format for add-host: {extra!r}")
-        if address != HOST_GATEWAY:
-            inner = address[1:-1] if address.startswith("[") and address.endswith("]") else address
-            parsed_address(inner, "ExtraHosts", zone=True)
-    for server in host.dns:
-        parsed_address(server, "Dns", zone=True)
-    for ulimit in host.ulimits or ():
-        if ulimit.hard != -1 and (ulimit.soft == -1 or ulimit.soft > ulimit.hard):
-            raise InvalidParameter(
-                f"Ulimits: ulimit soft limit must be less than or equal to hard limit: {ulimit.soft} > {ulimit.hard}"
-            )
     policy = checked_restart_policy(host.restart_policy)
     if host.auto_remove and policy.name != "no":
         raise InvalidParameter("can't create 'AutoRemove' container with restart policy")
@@ -195,7 +148,7 @@ def checked_host(host: HostConfig) -> HostConfig:
         cap_drop=strings(host.cap_drop),
         network_mode=BRIDGE if host.network_mode in DEFAULT_MODES else host.network_mode,
         restart_policy=policy,
-        port_bindings={port: each or [PortBinding()] for port, each in (host.port_bindings or {}).items()},
+        port_bindings={port: bindings or [PortBinding()] for port, bindings in (host.port_bindings or {}).items()},
         pids_limit=host.pids_limit if (host.pids_limit or 0) > 0 else None,
         memory_swappiness=None if host.memory_swappiness == -1 else host.memory_swappiness,
         oom_kill_disable=bool(host.oom_kill_disable),
@@ -296,8 +249,8 @@ def check_together(config: Config, host: HostConfig) -> None:
             (host.port_bindings or host.publish_all_ports, "port publishing and the container type network mode"),
             (config.exposed_ports, "port exposing and the container type network mode"),
         ]
-    for given, what in conflicts:
-        if given:
+    for is_given, what in conflicts:
+        if is_given:
             raise InvalidParameter(f"conflicting options: {what}")
 
 
@@ -391,6 +344,43 @@ def _check_device(device: DeviceMapping) -> None:
         )
 
 
+def _check_device_request(request: DeviceRequest) -> None:
+    if request.count and request.device_ids:
+        raise InvalidParameter("DeviceRequests: cannot set both Count and DeviceIDs on device request")
+
+
+def _check_group(group: str) -> None:
+    if not group or ":" in group or "\0" in group:
+        raise InvalidParameter(f"GroupAdd: invalid group {group!r}")
+
+
+def _check_extra_host(entry: str) -> None:
+    name, _, address = entry.partition(":")
+    if not is_word(name) or not address:
+        raise InvalidParameter(f"ExtraHosts: bad format for add-host: {entry!r}")
+    if address != HOST_GATEWAY:
+        bare = address[1:-1] if address.startswith("[") and address.endswith("]") else address
+        parsed_address(bare, "ExtraHosts", zone=True)
+
+
+def _check_ulimit(ulimit: Ulimit) -> None:
+    if ulimit.hard != -1 and (ulimit.soft == -1 or ulimit.soft > ulimit.hard):
+        raise InvalidParameter(
+            f"Ulimits: ulimit soft limit must be less than or equal to hard limit: {ulimit.soft} > {ulimit.hard}"
+        )
+
+
+def _check_word(field: str, word: str) -> None:
+    if not is_word(word):
+        raise InvalidParameter(f"{field}: invalid entry {word[:100]!r}")
+
+
+def _check_path(field: str, path: str) -> None:
+    if not path.startswith("/") or "\0" in path:
+        raise InvalidParameter(f"{field}: {path[:100]!r} is not an absolute path")
+    mount_points.check_length(path, f"{field}: {path[:100]!r}")
+
+
 class DeviceCgroupRule(NamedTuple):
     """One entry of DeviceCgroupRules. A number that is None is every number."""
 
@@ -405,11 +395,11 @@ def parse_device_rule(text: str) -> DeviceCgroupRule:
 
     Raises InvalidParameter with the entry in it.
     """
-    found = _DEVICE_RULE.fullmatch(text)
-    if found is None:
+    parts = _DEVICE_RULE.fullmatch(text)
+    if parts is None:
         raise InvalidParameter(f"DeviceCgroupRules: invalid device cgroup rule format: {text[:100]!r}")
-    major, minor = (None if number == "*" else int(number) for number in found.group(2, 3))
-    return DeviceCgroupRule(found[1], major, minor, found[4])
+    major, minor = (None if number == "*" else int(number) for number in parts.group(2, 3))
+    return DeviceCgroupRule(parts[1], major, minor, parts[4])
 
 
 _DEVICE_RULE = re.compile(r"([acb]) ([0-9]{1,9}|\*):([0-9]{1,9}|\*) ([rwm]{1,3})")
@@ -439,6 +429,26 @@ def parse_link(text: str) -> Link:
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 
 
+_ENTRIES: tuple[tuple[str, Callable[[Any], object]], ...] = (
+    ("binds", mount_points.parse_bind),
+    ("links", parse_link),
+    ("volumes_from", mount_points.parse_volumes_from),
+    ("mounts", mount_points.check),
+    ("devices", _check_device),
+    ("device_requests", _check_device_request),
+    ("device_cgroup_rules", parse_device_rule),
+    ("masked_paths", partial(_check_path, "MaskedPaths")),
+    ("readonly_paths", partial(_check_path, "ReadonlyPaths")),
+    ("group_add", _check_group),
+    ("dns", lambda server: parsed_address(server, "Dns", zone=True)),
+    ("dns_search", partial(_check_word, "DnsSearch")),
+    ("dns_options", partial(_check_word, "DnsOptions")),
+    ("extra_hosts", _check_extra_host),
+    ("ulimits", _check_ulimit),
+)
+"""Lists of a HostConfig, and the rule of each of their entries."""
+
+
 def checked_restart_policy(policy: RestartPolicy) -> RestartPolicy:
     """Normalised; raises InvalidParameter. Shared with update."""
     if policy.name not in _RESTART_NAMES:
@@ -453,15 +463,6 @@ def checked_restart_policy(policy: RestartPolicy) -> RestartPolicy:
             f"RestartPolicy: maximum retry count cannot be used with restart policy '{policy.name or 'no'}'"
         )
     return RestartPolicy(name=policy.name or "no", maximum_retry_count=policy.maximum_retry_count)
-
-
-def check_realtime(period: int, runtime: int) -> None:
-    """Raises InvalidParameter unless both are 0. Under v2 the kernel has no such limit; under v1 a
-    cgroup has no such time unless all groups above it are given some. Shared with update.
-    """
-    for field, value in (("CpuRealtimePeriod", period), ("CpuRealtimeRuntime", runtime)):
-        if value:
-            raise InvalidParameter(f"{field} is not supported by this engine")
 
 
 def merged(config: Config, image: Config) -> Config:

@@ -37,11 +37,11 @@ from typing import Any
 import msgspec
 
 from engine import metrics
+from engine.common.signals import signal_number
 from engine.containers import body, launch, lifecycle, log_plan, removal, restart
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.lifecycle import State, Verb
 from engine.containers.parts import Parts, Peers
-from engine.containers.signals import signal_number
 from engine.containers.store import ContainerRecord, Status
 from engine.containers.waiting import Condition, Ended, Ends, Starts
 from engine.errors import (

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Collection
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -50,14 +51,58 @@ def default_memory_swap(memory: int) -> int:
     return min(2 * memory, (1 << 63) - 1)
 
 
+_PERIOD = "CpuPeriod: {}: CPU cfs period can not be less than 1ms (i.e. 1000) or larger than 1s (i.e. 1000000)"
+_BOUNDS = (
+    ("memory", MIN_MEMORY, inf, "Memory: Minimum memory limit allowed is 6MB, got {}"),
+    ("memory_swap", -1, inf, "MemorySwap must be -1, 0 or a number of bytes: {}"),
+    ("memory_reservation", MIN_MEMORY, inf, "MemoryReservation: Minimum memory reservation allowed is 6MB, got {}"),
+    ("kernel_memory", MIN_MEMORY, inf, "KernelMemory: Minimum kernel memory limit allowed is 6MB, got {}"),
+    ("memory_swappiness", -1, 100, "MemorySwappiness: Invalid value: {}, valid memory swappiness range is 0-100"),
+    ("blkio_weight", 10, 1000, "BlkioWeight: {}, range of blkio weight is from 10 to 1000"),
+    ("cpu_shares", 0, inf, "CpuShares must not be negative: {}"),
+    ("cpu_shares", MIN_SHARES, inf, f"CpuShares: {{}}: The minimum allowed cpu-shares is {MIN_SHARES}"),
+    ("cpu_shares", 0, MAX_SHARES, f"CpuShares: {{}}: The maximum allowed cpu-shares is {MAX_SHARES}"),
+    ("cpu_period", 1000, 1_000_000, _PERIOD),
+    ("cpu_quota", -inf, MAX_QUOTA, f"CpuQuota: {{}}: this kernel allows at most {MAX_QUOTA} microseconds"),
+    ("cpu_quota", -1, inf, "CpuQuota: {}, it must be -1 (no quota), 0 or a number of microseconds"),
+    ("nano_cpus", 10_000_000, inf, "NanoCpus: {}: it must be at least 10000000 (0.01 CPUs)"),
+    # Under v2 the kernel has no such limit; under v1 a cgroup has no such time unless all groups
+    # above it are given some.
+    ("cpu_realtime_period", 0, 0, "CpuRealtimePeriod is not supported by this engine"),
+    ("cpu_realtime_runtime", 0, 0, "CpuRealtimeRuntime is not supported by this engine"),
+    ("pids_limit", -inf, MAX_PIDS, f"PidsLimit: {{}}: this kernel allows at most {MAX_PIDS}; -1 is unlimited"),
+    ("oom_score_adj", -1000, 1000, "OomScoreAdj: Invalid value {}, range for oom score adj is [-1000, 1000]"),
+    ("shm_size", 0, inf, "ShmSize: {}, SHM size must be greater than 0"),
+    ("cpu_count", 0, 0, "CpuCount: only supported on Windows"),
+    ("cpu_percent", 0, 0, "CpuPercent: only supported on Windows"),
+    ("io_maximum_iops", 0, 0, "IOMaximumIOps: only supported on Windows"),
+    ("io_maximum_bandwidth", 0, 0, "IOMaximumBandwidth: only supported on Windows"),
+    ("disk_quota", 0, 0, "DiskQuota: only supported on Windows"),
+)
+"""Fields, the least and the largest number of each, and the words of a refusal. 0, null and absent
+set nothing, and are allowed.
+"""
+
+
 def check(host: HostConfig) -> None:
     """The rules that hold on any host.
 
     Raises InvalidParameter that names the field and the rule.
     """
-    _check_memory(host)
-    if host.blkio_weight and not 10 <= host.blkio_weight <= 1000:
-        raise InvalidParameter(f"BlkioWeight: {host.blkio_weight}, range of blkio weight is from 10 to 1000")
+    for field, least, most, words in _BOUNDS:
+        number = getattr(host, field)
+        if number and not least <= number <= most:
+            raise InvalidParameter(words.format(number))
+    if host.memory_swap > 0:
+        if not host.memory:
+            raise InvalidParameter("MemorySwap: You should always set the Memory limit when using Memoryswap limit")
+        if host.memory_swap < host.memory:
+            raise InvalidParameter("MemorySwap: Minimum memoryswap limit should be larger than memory limit")
+    if host.memory and host.memory_reservation > host.memory:
+        raise InvalidParameter(
+            "MemoryReservation: Minimum memory limit can not be less than memory reservation limit: "
+            "it should be smaller"
+        )
     for weighted in host.blkio_weight_device or ():
         _check_device(weighted.path, "BlkioWeightDevice")
         if not 10 <= weighted.weight <= 1000:
@@ -68,70 +113,17 @@ def check(host: HostConfig) -> None:
         ("BlkioDeviceReadIOps", host.blkio_device_read_iops),
         ("BlkioDeviceWriteIOps", host.blkio_device_write_iops),
     ):
-        for each in throttled or ():
-            _check_device(each.path, field)
-            if each.rate < 0:
-                raise InvalidParameter(f"{field}: {each.path}: the rate must not be negative: {each.rate}")
-    if host.cpu_shares < 0:
-        raise InvalidParameter(f"CpuShares must not be negative: {host.cpu_shares}")
-    if host.cpu_shares and host.cpu_shares < MIN_SHARES:
-        raise InvalidParameter(f"CpuShares: {host.cpu_shares}: The minimum allowed cpu-shares is {MIN_SHARES}")
-    if host.cpu_shares > MAX_SHARES:
-        raise InvalidParameter(f"CpuShares: {host.cpu_shares}: The maximum allowed cpu-shares is {MAX_SHARES}")
-    if host.cpu_period and not 1000 <= host.cpu_period <= 1_000_000:
-        raise InvalidParameter(
-            f"CpuPeriod: {host.cpu_period}: CPU cfs period can not be less than 1ms (i.e. 1000) or larger than 1s "
-            "(i.e. 1000000)"
-        )
-    if host.cpu_quota > MAX_QUOTA:
-        raise InvalidParameter(f"CpuQuota: {host.cpu_quota}: this kernel allows at most {MAX_QUOTA} microseconds")
+        for device in throttled or ():
+            _check_device(device.path, field)
+            if device.rate < 0:
+                raise InvalidParameter(f"{field}: {device.path}: the rate must not be negative: {device.rate}")
     if 0 < host.cpu_quota < 1000:
         raise InvalidParameter(f"CpuQuota: {host.cpu_quota}: CPU cfs quota can not be less than 1ms (i.e. 1000)")
-    if host.nano_cpus:
-        if host.nano_cpus < 0 or host.nano_cpus * 100_000 // 10**9 < 1000:
-            raise InvalidParameter(f"NanoCpus: {host.nano_cpus}: it must be at least 10000000 (0.01 CPUs)")
-        if host.cpu_period:
-            raise InvalidParameter("Conflicting options: Nano CPUs and CPU Period cannot both be set")
-        if host.cpu_quota:
-            raise InvalidParameter("Conflicting options: Nano CPUs and CPU Quota cannot both be set")
-    if host.cpu_quota < -1:
-        raise InvalidParameter(f"CpuQuota: {host.cpu_quota}, it must be -1 (no quota), 0 or a number of microseconds")
-    for field, text in (("cpus", host.cpuset_cpus), ("mems", host.cpuset_mems)):
-        _members(text, field)
-    if (host.pids_limit or 0) > MAX_PIDS:
-        raise InvalidParameter(f"PidsLimit: {host.pids_limit}: this kernel allows at most {MAX_PIDS}; -1 is unlimited")
-    if not -1000 <= host.oom_score_adj <= 1000:
-        raise InvalidParameter(
-            f"OomScoreAdj: Invalid value {host.oom_score_adj}, range for oom score adj is [-1000, 1000]"
-        )
-
-
-def _check_memory(host: HostConfig) -> None:
-    if host.memory < 0 or 0 < host.memory < MIN_MEMORY:
-        raise InvalidParameter(f"Memory: Minimum memory limit allowed is 6MB, got {host.memory}")
-    if host.memory_swap > 0:
-        if not host.memory:
-            raise InvalidParameter("MemorySwap: You should always set the Memory limit when using Memoryswap limit")
-        if host.memory_swap < host.memory:
-            raise InvalidParameter("MemorySwap: Minimum memoryswap limit should be larger than memory limit")
-    if host.memory_swap < -1:
-        raise InvalidParameter(f"MemorySwap must be -1, 0 or a number of bytes: {host.memory_swap}")
-    if host.memory_reservation < 0 or 0 < host.memory_reservation < MIN_MEMORY:
-        raise InvalidParameter(
-            f"MemoryReservation: Minimum memory reservation allowed is 6MB, got {host.memory_reservation}"
-        )
-    if host.memory and host.memory_reservation > host.memory:
-        raise InvalidParameter(
-            "MemoryReservation: Minimum memory limit can not be less than memory reservation limit: "
-            "it should be smaller"
-        )
-    kernel_memory = host.kernel_memory or 0
-    if kernel_memory < 0 or 0 < kernel_memory < MIN_MEMORY:
-        raise InvalidParameter(f"KernelMemory: Minimum kernel memory limit allowed is 6MB, got {kernel_memory}")
-    if host.memory_swappiness is not None and not -1 <= host.memory_swappiness <= 100:
-        raise InvalidParameter(
-            f"MemorySwappiness: Invalid value: {host.memory_swappiness}, valid memory swappiness range is 0-100"
-        )
+    for name, given in (("CPU Period", host.cpu_period), ("CPU Quota", host.cpu_quota)):
+        if host.nano_cpus and given:
+            raise InvalidParameter(f"Conflicting options: Nano CPUs and {name} cannot both be set")
+    _members(host.cpuset_cpus, "cpus")
+    _members(host.cpuset_mems, "mems")
 
 
 def _check_device(path: str, field: str) -> None:

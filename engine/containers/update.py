@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.containers import devices, limits
-from engine.containers.body import check_realtime, checked_restart_policy
+from engine.containers.body import checked_restart_policy
 from engine.errors import Conflict, InvalidParameter
 from engine.runtime.cgroups import Support
 from engine.wire import oci
@@ -20,7 +20,7 @@ from engine.wire.containers import HostConfig, UpdateBody
 
 _LISTS = devices.LIMITS
 """Each list replaces the one before."""
-_OTHERS = ("restart_policy", "pids_limit", "cpu_realtime_period", "cpu_realtime_runtime", *_LISTS)
+_OTHERS = ("restart_policy", "pids_limit", *_LISTS)
 _LIMITS = tuple(name for name in UpdateBody.__struct_fields__ if name not in _OTHERS)
 
 NO_QUOTA = NO_LIMIT = -1
@@ -37,7 +37,6 @@ def merged(host: HostConfig, change: UpdateBody, support: Support) -> tuple[Host
     NanoCpus beside a quota.
     """
     given: dict[str, object] = {name: value for name in _LIMITS if (value := getattr(change, name))}
-    check_realtime(change.cpu_realtime_period, change.cpu_realtime_runtime)
     _check_cpus(host, change)
     if change.pids_limit is not None:
         given["pids_limit"] = change.pids_limit if change.pids_limit > 0 else None

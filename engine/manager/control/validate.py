@@ -10,13 +10,13 @@ from __future__ import annotations
 import ipaddress
 import posixpath
 import re
-import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
 
 from engine.common.network_rules import check_hostname, is_word, parsed_address
+from engine.common.signals import signal_number
 from engine.common.templates import Value, expand
 from engine.errors import InvalidParameter, Unimplemented
 from engine.images import reference
@@ -76,7 +76,6 @@ HOUR = 3600 * SECOND
 _SERVICE_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]*[a-zA-Z0-9])?", re.ASCII)
 _DATA_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]*[a-zA-Z0-9])?", re.ASCII)
 _VOLUME_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]*", re.ASCII)
-_REAL_TIME = re.compile(r"RT(MIN|MAX)([+-]\d{1,2})?", re.ASCII)
 _NUMBER = re.compile(r"\d{1,10}", re.ASCII)
 
 _SECRET_LIMIT = 500 * 1024
@@ -377,7 +376,12 @@ def _container_spec(spec: ContainerSpec, values: Mapping[str, Value]) -> Contain
         raise refuse(f"{field}.Dir", spec.dir, "it must be an absolute path")
     _range(f"{field}.StopGracePeriod", spec.stop_grace_period)
     _range(f"{field}.OomScoreAdj", spec.oom_score_adj, -1000, 1000)
-    _signal(f"{field}.StopSignal", spec.stop_signal)
+    if spec.stop_signal:
+        try:
+            signal_number(spec.stop_signal)
+        except InvalidParameter:
+            rule = "the name or number of a signal is expected"
+            raise refuse(f"{field}.StopSignal", spec.stop_signal, rule) from None
     if spec.isolation not in ("", "default"):
         _one_of(f"{field}.Isolation", spec.isolation, "process", "hyperv")
         raise Unimplemented(f"{field}.Isolation: {spec.isolation!r} exists on Windows only")
@@ -407,15 +411,6 @@ def _image(field: str, image: str) -> None:
         reference.parse(image)
     except InvalidParameter as error:
         raise refuse(field, image, f"not a valid repository/tag: {error.message}") from None
-
-
-def _signal(field: str, name: str) -> None:
-    bare = name.upper().removeprefix("SIG")
-    if not name or _REAL_TIME.fullmatch(bare):
-        return
-    known = f"SIG{bare}" in signal.Signals.__members__
-    if not known and not (_NUMBER.fullmatch(name) and 1 <= int(name) <= 64):
-        raise refuse(field, name, "the name or number of a signal is expected")
 
 
 def _privileges(field: str, privileges: Privileges | None) -> None:
@@ -488,12 +483,6 @@ def _ulimit(field: str, limit: Ulimit) -> None:
         raise refuse(f"{field}.Soft", limit.soft, f"it is above the hard limit {limit.hard} of {limit.name}")
 
 
-_MOUNT_OPTIONS: tuple[tuple[str, Callable[[Mount], object], str], ...] = (
-    ("BindOptions", lambda mount: mount.bind_options, "bind"),
-    ("VolumeOptions", lambda mount: mount.volume_options, "volume"),
-    ("TmpfsOptions", lambda mount: mount.tmpfs_options, "tmpfs"),
-    ("ImageOptions", lambda mount: mount.image_options, "image"),
-)
 _PROPAGATIONS = ("", "private", "rprivate", "shared", "rshared", "slave", "rslave")
 
 
@@ -516,8 +505,13 @@ def _mount(field: str, mount: Mount, values: Mapping[str, Value]) -> None:
     target, source = _expand(f"{field}.Target", mount.target, values), _expand(f"{field}.Source", mount.source, values)
     if not target.startswith("/") or not target.strip("/"):
         raise refuse(f"{field}.Target", mount.target, "invalid mount target, must be an absolute path below /")
-    for name, options, kind in _MOUNT_OPTIONS:
-        if mount.type != kind and options(mount) is not None:
+    for name, options, kind in (
+        ("BindOptions", mount.bind_options, "bind"),
+        ("VolumeOptions", mount.volume_options, "volume"),
+        ("TmpfsOptions", mount.tmpfs_options, "tmpfs"),
+        ("ImageOptions", mount.image_options, "image"),
+    ):
+        if mount.type != kind and options is not None:
             raise refuse(f"{field}.{name}", mount.type, f"only a mount of type {kind} has them")
     if mount.type == "bind":
         if not source.startswith("/"):

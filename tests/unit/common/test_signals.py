@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.containers.signals import signal_number
+from engine.common.signals import signal_number
 from engine.errors import InvalidParameter
 
 
