@@ -76,6 +76,7 @@ BAD = [
     (container(StopGracePeriod=-1), "ContainerSpec.StopGracePeriod", "must not be negative"),
     (container(StopSignal="SIGNOTHING"), "ContainerSpec.StopSignal", "'SIGNOTHING'"),
     (container(StopSignal="99"), "ContainerSpec.StopSignal", "'99'"),
+    (container(StopSignal="RTMIN+40"), "ContainerSpec.StopSignal", r"'RTMIN\+40'"),
     (container(Hosts=["nonsense"]), "ContainerSpec.Hosts", "'nonsense'"),
     (container(Hosts=["1.2.3 a"]), "ContainerSpec.Hosts", "address"),
     (container(DNSConfig={"Nameservers": ["dns"]}), "ContainerSpec.DNSConfig.Nameservers", "'dns'"),
