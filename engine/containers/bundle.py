@@ -21,16 +21,12 @@ from engine.common.network_rules import PREDEFINED_NAMES
 from engine.config import Config
 from engine.containers import mount_points, program, spec
 from engine.containers.body import HOST_GATEWAY, has_ipv6
-from engine.containers.defaults import Defaults
-from engine.containers.extra_mounts import Placed
-from engine.containers.sharing import Joined
+from engine.containers.start import Placed, Start
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter
 from engine.networks.dns import resolver
 from engine.networks.host import HAS_IPV6
 from engine.runtime import cdi, users
-from engine.runtime.cgroups import Cgroups
-from engine.runtime.oci import Runtime
 from engine.system import files, user_namespaces
 from engine.system.user_namespaces import IdMap
 from engine.wire import oci
@@ -68,67 +64,28 @@ class Written(NamedTuple):
     """Mount points that were made in the root, relative to it and without links."""
 
 
-def write(
-    record: ContainerRecord,
-    directory: Path,
-    rootfs: str,
-    network: str | None,
-    user: str,
-    networks: dict[str, EndpointSettings],
-    sources: Mapping[str, str],
-    runtime: Runtime,
-    cgroups: Cgroups,
-    joined: Joined,
-    extra: Placed,
-    bundle: Path,
-    gateways: Sequence[str],
-    named: cdi.Registry,
-    config: Config,
-    defaults: Defaults,
-) -> Written:
-    """Write all files of one start. `rootfs`: the container's root as seen from here. `sources`: by
-    destination, mounts that the runtime does not find at their Source. `extra`: mounts that the
-    record does not have, and the root's path for the runtime. `bundle`: for config.json.
-    `gateways`: as for `write_network_files`. `user`: path of its user namespace, see `spec.Place`.
-    `named`: the devices that have names on this host.
+def write(record: ContainerRecord, start: Start, gateways: Sequence[str], named: cdi.Registry) -> Written:
+    """Write all files of one start. `gateways`: as for `write_network_files`. `named`: the devices
+    that have names on this host.
 
     Raises InvalidParameter or NotFound for requests of the record that this host cannot satisfy.
     """
+    directory, bundle, rootfs, placed = start.directory, start.bundle, start.rootfs, start.placed
     directory.mkdir(mode=0o711, exist_ok=True)
     identity = users.lookup(rootfs, record.config.user, record.host.group_add or ())
-    place = spec.Place(
-        rootfs=str(extra.root),
-        directory=directory,
-        identity=identity,
-        network=network,
-        user=user,
-        runtime=runtime,
-        cgroups=cgroups,
-        pid_namespace=joined.pid,
-        ipc_namespace=joined.ipc,
-        shm=joined.shm,
-        sources=sources,
-        files=joined.files,
-        extra=extra.mounts,
-        environment=extra.environment,
-        sandbox=extra.sandbox,
-        config=config,
-        defaults=defaults,
-        edits=named.edits(record.host.device_requests or ()),
-    )
-    document = spec.build(record, place)
-    _check_program(record, rootfs, sources, extra.here)
-    write_network_files(record, directory, networks, config, gateways, sandbox=extra.sandbox)
+    document = spec.build(record, start, identity, named.edits(record.host.device_requests or ()))
+    _check_program(record, rootfs, start.sources, placed.here)
+    write_network_files(record, directory, start.networks, start.config, gateways, sandbox=placed.sandbox)
     with making_files(record.ids):
-        made = make_mount_points(rootfs, document.mounts, extra)
+        stubs = make_mount_points(rootfs, document.mounts, placed)
     bundle.mkdir(mode=0o700, parents=True, exist_ok=True)
     (bundle / "config.json").write_bytes(oci.encode(document))
     if bundle != directory:  # for the next daemon (boot.end_strays), without what must not stay
-        variables = [each for each in document.process.env if each not in extra.environment]
-        kept = replace(document, process=replace(document.process, env=variables))
-        (directory / "config.json").write_bytes(oci.encode(kept))
+        variables = [variable for variable in document.process.env if variable not in placed.environment]
+        public = replace(document, process=replace(document.process, env=variables))
+        (directory / "config.json").write_bytes(oci.encode(public))
     (directory / "runtime.log").unlink(missing_ok=True)
-    return Written(document.process.user, made)
+    return Written(document.process.user, stubs)
 
 
 def making_files(ids: IdMap | None) -> contextlib.AbstractContextManager[None]:
@@ -234,7 +191,7 @@ def give_to_root(directory: Path) -> None:
 def write_network_files(
     record: ContainerRecord,
     directory: Path,
-    networks: dict[str, EndpointSettings],
+    networks: Mapping[str, EndpointSettings],
     config: Config,
     gateways: Sequence[str] = (),
     *,

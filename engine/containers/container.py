@@ -417,7 +417,7 @@ class Container:
         begun = time.time_ns()  # no line of the log is older: clients read it from StartedAt on
         # Not for a second start, even if this one fails: their sources are open for this one alone.
         extra, self.extra_mounts = self.extra_mounts, ()
-        async with launch.launch(before, self.parts, self.peers, extra) as launched:
+        async with launch.launch(before, self.parts, self.peers.get, extra) as launched:
             process = launched.process
             self.stubs += launched.stubs
             status = Status(state=state, pid=process.pid, started_at=begun)

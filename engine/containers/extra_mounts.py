@@ -22,6 +22,7 @@ import msgspec
 
 from engine.containers import spec
 from engine.containers.mount_points import normal_path
+from engine.containers.start import Placed
 from engine.errors import ServerError
 from engine.system import detached_mounts
 from engine.system.detached_mounts import MountNamespace, NewFile, Tree, place_beside
@@ -88,25 +89,6 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
 ExtraMount = Bind | Tmpfs | File | Variable | Sandbox
 
 
-class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """Extra mounts on their way into a run."""
-
-    root: Path
-    """Where the runtime finds the container's root."""
-    beside: Sequence[Tree | NewFile] = ()
-    """For `Snapshots.shown`."""
-    mounts: dict[str, oci.Mount] = {}
-    """For the runtime, by destination."""
-    here: dict[str, str] = {}
-    """By destination: the source's path for this process; empty when it has none."""
-    directories: frozenset[str] = frozenset()
-    """The destinations that are directories."""
-    environment: tuple[str, ...] = ()
-    """Further variables of the process: `name=value`."""
-    sandbox: bool = False
-    """A `Sandbox` is among them."""
-
-
 @contextlib.asynccontextmanager
 async def placed(
     wanted: Sequence[ExtraMount], namespace: MountNamespace, root: Path, ids: IdMap | None = None
@@ -121,8 +103,7 @@ async def placed(
         return
     trees: list[int] = []
     try:
-        found = await _place(wanted, namespace, root, trees, ids)
-        yield found
+        yield await _place(wanted, namespace, root, trees, ids)
     finally:
         # In the background: closing the last descriptor of a mount waits for an RCU grace period.
         for tree in trees:
@@ -205,4 +186,4 @@ async def _clone(source: int, namespace: MountNamespace, trees: list[int]) -> No
         await namespace.run(clone)
 
 
-__all__ = ["Bind", "ExtraMount", "File", "Placed", "Sandbox", "Tmpfs", "Variable", "placed"]
+__all__ = ["Bind", "ExtraMount", "File", "Sandbox", "Tmpfs", "Variable", "placed"]

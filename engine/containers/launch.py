@@ -27,7 +27,8 @@ from engine.config import Config
 from engine.containers import bundle, devices, extra_mounts, image_mounts, log_plan, mount_points, sharing, spec
 from engine.containers.body import check_cgroup_parent, check_remapped, has_ipv6
 from engine.containers.extra_mounts import ExtraMount
-from engine.containers.parts import Parts, Peers
+from engine.containers.parts import Parts
+from engine.containers.start import Program, Start
 from engine.containers.store import ContainerRecord
 from engine.errors import EngineError, NotFound, words
 from engine.logs.targets import Target
@@ -54,32 +55,6 @@ BUNDLES = "bundles"
 
 END_LIMIT = 10.0
 """Seconds to wait for the end of a process after the runtime was asked to kill it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """A process for the runtime to create, whatever its purpose."""
-
-    key: str
-    """Its unique name for the runtime and for the monitor."""
-    bundle: Path
-    """The directory of its config.json (OCI runtime specification, "Filesystem Bundle"); its root
-    there is RUN/root."""
-    cgroup: str
-    """Its control group, from the root of each hierarchy; removed when the launch fails."""
-    scope: bool = False
-    """systemd makes the control group (`runtime/scopes.py`)."""
-    runtime: Runtime | None = None
-    """None: the engine's default."""
-    tty: bool = False
-    open_stdin: bool = False
-    stdin_once: bool = False
-    size: Sequence[int] = (0, 0)
-    """Rows and columns of its terminal; zeros: the kernel's default."""
-    owner: tuple[int, int] | None = None
-    """uid and gid of its stdio on the host; None: root."""
-    log: Target | None = None
-    """None: its output goes to attached clients alone."""
 
 
 async def run(program: Program, parts: Parts, namespace: int, undo: contextlib.AsyncExitStack) -> Process:
@@ -187,9 +162,9 @@ class Launched:
 
 @contextlib.asynccontextmanager
 async def launch(
-    record: ContainerRecord, parts: Parts, peers: Peers, extra: Sequence[ExtraMount] = ()
+    record: ContainerRecord, parts: Parts, find: sharing.Find, extra: Sequence[ExtraMount] = ()
 ) -> AsyncIterator[Launched]:
-    """Run the container, with `extra` mounts besides those of the record.
+    """Run the container, with `extra` mounts besides those of the record. `find`: other containers.
 
     An exception within the context undoes everything; after the context the container owns it.
 
@@ -197,70 +172,29 @@ async def launch(
     EngineError, OSError.
     """
     limits.ensure_descriptors(limits.PER_START)
-    runtime = runtime_of(record, parts)
     parts.runtimes.check_configured(record.runtime)
     parts.grace_period.expect()
     async with contextlib.AsyncExitStack() as undo:
         async with contextlib.AsyncExitStack() as borrowed:
-            directory, root = directory_of(parts.config, record.id), parts.config.run / ROOT
+            record = await _with_defaults(record, parts)
             shm = parts.config.run / "shm" / record.id
-            if record.host.auto_remove:
-                # If daemon and monitor end now, the next daemon removes it (`boot.restore`).
-                await asyncio.to_thread(bundle.mark_begun, directory)
-            before, record = record.ids, _with_defaults(record, parts)
-            if before is not None and record.ids is None:
-                await asyncio.to_thread(bundle.give_to_root, directory)
-            joined = await sharing.join(record, peers.get, parts.monitor.processes, shm, borrowed)
-            record = _with_peers(record, joined, peers)
-            await parts.snapshots.mount(record.id, mapped=record.ids is not None)
-            undo.push_async_callback(parts.snapshots.unmount, record.id)
-            # Then the volumes: the order of Docker's events, as at the end.
-            network_path, networks = await _join_network(record, parts, joined, undo)
-            user = _user_namespace(record, network_path, joined, borrowed)
-            if record.host.mounts:
-                await host_paths.run(mount_points.check_sources, record.host)
-            subpaths = mount_points.subpaths(record)
-            mounted = await parts.volumes.mount(record.id, record.mounts, borrowed, subpaths)
-            undo.push_async_callback(parts.volumes.unmount, record.id, record.mounts)
-            record = msgspec.structs.replace(record, mounts=mounted.points)
-            images = await image_mounts.binds(record, parts.snapshots, borrowed)
-            placed = await borrowed.enter_async_context(
-                extra_mounts.placed([*images, *extra], parts.snapshots.mount_namespace, root, record.ids)
-            )
-            rootfs = parts.snapshots.mounted(record.id)
-            # Variables that no record has may be secrets, so they are not written below ROOT.
-            where = parts.config.run / BUNDLES / record.id if placed.environment else directory
-            if where != directory:
-                borrowed.push_async_callback(asyncio.to_thread, remove_tree, where)
+            joined = await sharing.join(record, find, parts.monitor.processes, shm, borrowed)
+            record = _with_peers(record, joined, find)
+            record, start = await _prepare(record, parts, joined, extra, borrowed, undo)
             # It looks at the sources of binds.
             run_in_thread = host_paths.run if _binds(record) else asyncio.to_thread
-            written = await run_in_thread(
-                lambda: bundle.write(
-                    *(record, directory, rootfs, network_path, user, networks, mounted.sources),
-                    *(runtime, parts.cgroups, joined, placed, where),
-                    *(parts.networks.host_gateways(), parts.devices, parts.config, parts.defaults),
-                )
+            user, stubs = await run_in_thread(
+                lambda: bundle.write(record, start, parts.networks.host_gateways(), parts.devices)
             )
-            namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root, placed.beside))
-            plan = log_plan.plan(parts.config, record)
-            if plan.delivery is not None:
+            shown = parts.snapshots.shown(record.id, parts.config.run / ROOT, start.placed.beside)
+            namespace = await borrowed.enter_async_context(shown)
+            log = log_plan.plan(parts.config, record)
+            if log.delivery is not None:
                 undo.callback(parts.deliveries.ended, record.id)
-                await parts.deliveries.prepare(plan.delivery)
+                await parts.deliveries.prepare(log.delivery)
             ports = await parts.attachments.opened(record.id)
-            record = msgspec.structs.replace(record, networks=networks, ports=ports)
-            program = Program(
-                key=record.id,
-                bundle=where,
-                cgroup=cgroup_of(record),
-                scope=record.cgroup_driver == "systemd",
-                runtime=runtime,
-                tty=record.config.tty,
-                open_stdin=record.config.open_stdin,
-                stdin_once=record.config.stdin_once,
-                size=record.size if any(record.size) else record.host.console_size,
-                log=plan.target,
-                owner=stdio_owner(record, written.user),
-            )
+            record = msgspec.structs.replace(record, networks=start.networks, ports=ports)
+            program = _program(record, start, log.target, user)
             # Saved before there is a process, so that a daemon that starts after a crash finds its
             # networks and ports.
             # Not `spawn`: it is awaited below, and its failure is that of the start.
@@ -269,18 +203,86 @@ async def launch(
                 process = await run(program, parts, namespace, undo)
             finally:
                 await saving
-            if record.host.blkio_weight and parts.cgroups.weighs_by_bfq:
-                with contextlib.suppress(OSError):  # it has ended
-                    await asyncio.to_thread(parts.cgroups.set_weight, program.cgroup, record.host.blkio_weight)
-            if program.scope and _has_lists(record.host):
-                try:
-                    await tell_systemd(record, parts)
-                except NotFound:
-                    pass  # it has ended
-                except EngineError as error:
-                    _log.warning("container %s: a reload of systemd resets its limits: %s", record.id, words(error))
-        yield Launched(process, record, tuple(written.stubs))
+            await _limit_further(record, parts, program)
+        yield Launched(process, record, tuple(stubs))
         undo.pop_all()
+
+
+async def _prepare(
+    record: ContainerRecord,
+    parts: Parts,
+    joined: sharing.Joined,
+    extra: Sequence[ExtraMount],
+    borrowed: contextlib.AsyncExitStack,
+    undo: contextlib.AsyncExitStack,
+) -> tuple[ContainerRecord, Start]:
+    """Mount its root, join its networks, then mount its volumes: the order of Docker's events, as
+    at the end. The record gets the mounts of this run.
+    """
+    await parts.snapshots.mount(record.id, mapped=record.ids is not None)
+    undo.push_async_callback(parts.snapshots.unmount, record.id)
+    network, networks = await _join_network(record, parts, joined, undo)
+    user = _user_namespace(record, network, joined, borrowed)
+    if record.host.mounts:
+        await host_paths.run(mount_points.check_sources, record.host)
+    volumes = await parts.volumes.mount(record.id, record.mounts, borrowed, mount_points.subpaths(record))
+    undo.push_async_callback(parts.volumes.unmount, record.id, record.mounts)
+    record = msgspec.structs.replace(record, mounts=volumes.points)
+    images = await image_mounts.binds(record, parts.snapshots, borrowed)
+    namespace, root = parts.snapshots.mount_namespace, parts.config.run / ROOT
+    placed = await borrowed.enter_async_context(extra_mounts.placed([*images, *extra], namespace, root, record.ids))
+    bundle_directory = directory = directory_of(parts.config, record.id)
+    if placed.environment:
+        # Variables that no record has may be secrets, so they are not written below ROOT.
+        bundle_directory = parts.config.run / BUNDLES / record.id
+        borrowed.push_async_callback(asyncio.to_thread, remove_tree, bundle_directory)
+    return record, Start(
+        directory=directory,
+        bundle=bundle_directory,
+        rootfs=parts.snapshots.mounted(record.id),
+        placed=placed,
+        network=network,
+        networks=networks,
+        user=user,
+        joined=joined,
+        sources=volumes.sources,
+        runtime=runtime_of(record, parts),
+        cgroups=parts.cgroups,
+        config=parts.config,
+        defaults=parts.defaults,
+    )
+
+
+def _program(record: ContainerRecord, start: Start, log: Target | None, user: oci.User) -> Program:
+    return Program(
+        key=record.id,
+        bundle=start.bundle,
+        cgroup=cgroup_of(record),
+        scope=record.cgroup_driver == "systemd",
+        runtime=start.runtime,
+        tty=record.config.tty,
+        open_stdin=record.config.open_stdin,
+        stdin_once=record.config.stdin_once,
+        size=record.size if any(record.size) else record.host.console_size,
+        log=log,
+        owner=stdio_owner(record, user),
+    )
+
+
+async def _limit_further(record: ContainerRecord, parts: Parts, program: Program) -> None:
+    """Set limits that the runtime does not set, or does not tell systemd. The process may have
+    ended.
+    """
+    if record.host.blkio_weight and parts.cgroups.weighs_by_bfq:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(parts.cgroups.set_weight, program.cgroup, record.host.blkio_weight)
+    if program.scope and _has_lists(record.host):
+        try:
+            await tell_systemd(record, parts)
+        except NotFound:
+            pass
+        except EngineError as error:
+            _log.warning("container %s: a reload of systemd resets its limits: %s", record.id, words(error))
 
 
 def directory_of(config: Config, container_id: str) -> Path:
@@ -343,12 +345,12 @@ def _binds(record: ContainerRecord) -> bool:
     return any(not isinstance(point.name, str) for point in record.mounts)
 
 
-def _with_peers(record: ContainerRecord, joined: sharing.Joined, peers: Peers) -> ContainerRecord:
+def _with_peers(record: ContainerRecord, joined: sharing.Joined, find: sharing.Find) -> ContainerRecord:
     """The record with the data of links and of a shared network: the current names and addresses of
     the other containers.
     """
     if record.links:
-        hosts, environment = sharing.links(record, peers.get)
+        hosts, environment = sharing.links(record, find)
         record = msgspec.structs.replace(record, link_hosts=hosts, link_environment=environment)
     if joined.peer is not None:
         of = joined.peer.record.config
@@ -357,14 +359,21 @@ def _with_peers(record: ContainerRecord, joined: sharing.Joined, peers: Peers) -
     return record
 
 
-def _with_defaults(record: ContainerRecord, parts: Parts) -> ContainerRecord:
-    """The record with the operator's parent and driver of its cgroup and its ids, as of now. Raises
-    InvalidParameter if its own parent does not suit the driver, or its HostConfig a user namespace.
+async def _with_defaults(record: ContainerRecord, parts: Parts) -> ContainerRecord:
+    """The record with the operator's parent and driver of its cgroup and its ids, as of now; its
+    directory is made to suit. Raises InvalidParameter if its own parent does not suit the driver,
+    or its HostConfig a user namespace.
     """
+    directory = directory_of(parts.config, record.id)
+    if record.host.auto_remove:
+        # If daemon and monitor end now, the next daemon removes it (`boot.restore`).
+        await asyncio.to_thread(bundle.mark_begun, directory)
     parent, driver, ids = parts.defaults.cgroup_parent, parts.defaults.cgroup_driver, parts.defaults.ids_of(record.host)
     check_cgroup_parent(record.host.cgroup_parent, driver)
     if ids is not None:
         check_remapped(record.host)  # the option may be newer than the container
+    elif record.ids is not None:
+        await asyncio.to_thread(bundle.give_to_root, directory)
     if (record.cgroup_parent, record.cgroup_driver, record.ids) == (parent, driver, ids):
         return record
     return msgspec.structs.replace(record, cgroup_parent=parent, cgroup_driver=driver, ids=ids)
@@ -402,9 +411,9 @@ async def _join_network(
     host = record.host
     disabled = record.config.network_disabled is True and host.network_mode != "host"
     primary = "none" if disabled else parts.networks.name_of(host.network_mode)
-    wanted = record.networks if record.networks and not disabled else {primary: EndpointSettings()}
+    endpoints = record.networks if record.networks and not disabled else {primary: EndpointSettings()}
     connected = await parts.attachments.join(
-        *(record.id, record.name, wanted, primary),
+        *(record.id, record.name, endpoints, primary),
         *(record.requested_macs(primary), bundle.dns_servers(host, parts.config), wanted_ports(record)),
         hostname=record.config.hostname,
         ipv6=has_ipv6(host),

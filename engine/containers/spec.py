@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -25,6 +24,7 @@ from engine.containers import devices, mount_points, security
 from engine.containers.body import directory, strings
 from engine.containers.defaults import DOCKERS, Defaults
 from engine.containers.limits import check_exec, cpu_time, default_memory_swap, rlimit
+from engine.containers.start import Start
 from engine.containers.store import ContainerRecord, MountOptions
 from engine.errors import InvalidParameter
 from engine.networks.sandboxes import SETTINGS
@@ -58,80 +58,44 @@ _PING_GROUPS = "net.ipv4.ping_group_range"
 _NETWORK_SYSCTLS = {f"net.{path.replace('/', '.')}": value for path, value in SETTINGS.items()}
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts that the record does not hold: the container's paths and namespaces on this host, and
-    its user.
+def build(record: ContainerRecord, start: Start, identity: Identity, edits: cdi.Edits = cdi.NONE) -> oci.Spec:
+    """The whole document. `oci.encode` makes the bytes of config.json. `edits`: changes for the
+    devices that it has by name.
     """
-
-    rootfs: str
-    directory: Path
-    """Holds hosts, hostname, resolv.conf."""
-    identity: Identity
-    network: str | None
-    """Path of its network namespace; empty: a fresh one without links; None: the host's."""
-    user: str = ""
-    """Path of its user namespace; empty: a fresh one, if the record has ids for it."""
-    runtime: Runtime
-    cgroups: Cgroups
-    pid_namespace: str = ""
-    """Path for PidMode container:<id>; likewise `ipc_namespace`."""
-    ipc_namespace: str = ""
-    shm: str = ""
-    """Path of that container's /dev/shm."""
-    sources: Mapping[str, str] = {}
-    """Sources by destination, for mounts that the runtime does not find at their `Source`."""
-    files: Path | None = None
-    """The directory of the container whose network it joins, for its hosts, hostname and
-    resolv.conf.
-    """
-    extra: Mapping[str, oci.Mount] = {}
-    """Mounts by destination that the record does not have (`extra_mounts.py`)."""
-    environment: tuple[str, ...] = ()
-    """Variables that the record does not have, likewise."""
-    sandbox: bool = False
-    """See `extra_mounts.Sandbox`."""
-    config: Config = Config()
-    defaults: Defaults = DOCKERS
-    edits: cdi.Edits = cdi.NONE
-    """Changes for the devices that it has by name."""
-
-
-def build(record: ContainerRecord, place: Place) -> oci.Spec:
-    """The whole document. `oci.encode` makes the bytes of config.json."""
     config, host = record.config, record.host
     granted = capabilities.granted(host.cap_add or (), host.cap_drop or (), privileged=host.privileged)
-    wanted = security.parse(host.security_opt or ())
+    confinement = security.parse(host.security_opt or ())
     filter_: msgspec.Raw | None = None
     annotations: dict[str, str] = {}
-    if wanted.profile is not None:
-        filter_ = seccomp.section(wanted.profile, granted)
-    elif (filters := _filters(wanted, host, place.defaults)) is not None:
-        filter_, annotations = place.runtime.seccomp(filters.profile(granted))
+    if confinement.profile is not None:
+        filter_ = seccomp.section(confinement.profile, granted)
+    elif (filters := _filters(confinement, host, start.defaults)) is not None:
+        filter_, annotations = start.runtime.seccomp(filters.profile(granted))
     bounding = capabilities.bounding()
     user = oci.User(
-        uid=place.identity.uid,
-        gid=place.identity.gid,
-        additional_gids=tuple(dict.fromkeys((*place.identity.groups, *place.edits.additional_gids))),
+        uid=identity.uid,
+        gid=identity.gid,
+        additional_gids=tuple(dict.fromkeys((*identity.groups, *edits.additional_gids))),
     )
     if record.ids is not None:
         uids, gids = (mount_points.temporary_ids(host, kind) for kind in ("uid", "gid"))
         record.ids.check((user.uid, *uids), (user.gid, *user.additional_gids, *gids))
-    named = list(devices.requested(place.edits, user))
+    named = list(devices.requested(edits, user))
     replaced = {node.path for node, _ in named}
     nodes = [pair for pair in devices.nodes(host) if pair[0].path not in replaced] + named
-    limits = resources(host, place.cgroups, [*(rule for _, rule in nodes if rule), *devices.rules(host)])
+    limits = resources(host, start.cgroups, [*(rule for _, rule in nodes if rule), *devices.rules(host)])
     of_cgroup = scope_limits.unit_annotations(limits) if record.cgroup_driver == "systemd" else {}
     variables = environment(
-        (*record.link_environment, *(config.env or ()), *place.environment, *place.edits.env),
-        "" if place.sandbox else config.hostname,
+        (*record.link_environment, *(config.env or ()), *start.placed.environment, *edits.env),
+        "" if start.placed.sandbox else config.hostname,
         tty=config.tty,
-        home=place.identity.home,
+        home=identity.home,
     )
     arguments = [record.path, *record.args]
-    if has_init(host, place.config):
+    if has_init(host, start.config):
         arguments = [INIT, "--", *arguments]
     check_exec(arguments, variables, _stack(host))
-    seen = mounts(record, place, wanted.writable_cgroups)
+    seen = mounts(record, start, edits, confinement.writable_cgroups)
     return oci.Spec(
         oci_version=oci.VERSION,
         process=oci.Process(
@@ -142,29 +106,29 @@ def build(record: ContainerRecord, place: Place) -> oci.Spec:
             env=variables,
             cwd=directory(config.working_dir),
             capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
-            rlimits=[rlimit(each, raisable="CAP_SYS_RESOURCE" in bounding) for each in host.ulimits or ()],
-            no_new_privileges=_no_new_privileges(wanted, place.defaults),
-            apparmor_profile="" if host.privileged else wanted.apparmor_profile,
+            rlimits=[rlimit(limit, raisable="CAP_SYS_RESOURCE" in bounding) for limit in host.ulimits or ()],
+            no_new_privileges=_no_new_privileges(confinement, start.defaults),
+            apparmor_profile="" if host.privileged else confinement.apparmor_profile,
             oom_score_adj=host.oom_score_adj or None,
         ),
-        root=oci.Root(path=place.rootfs, readonly=host.readonly_rootfs or _has_read_only_root(host)),
+        root=oci.Root(path=str(start.placed.root), readonly=host.readonly_rootfs or _has_read_only_root(host)),
         hostname="" if host.uts_mode == "host" else config.hostname,
         mounts=seen,
-        hooks=_hooks(place.edits),
+        hooks=_hooks(edits),
         linux=oci.Linux(
             uid_mappings=_mappings(record.ids.uids) if record.ids is not None else (),
             gid_mappings=_mappings(record.ids.gids) if record.ids is not None else (),
-            namespaces=_namespaces(record, place),
+            namespaces=_namespaces(record, start),
             devices=[device for device, _ in nodes],
             cgroups_path=cgroups.oci_path(record.id, record.parent_cgroup, record.cgroup_driver),
             resources=limits,
             rootfs_propagation=rootfs_propagation(
-                [*(each.propagation for each in record.mounts), *_shared_tmpfs(host, place.runtime)]
+                [*(point.propagation for point in record.mounts), *_shared_tmpfs(host, start.runtime)]
             ),
             seccomp=filter_,
-            sysctl=_sysctls(record, place),
+            sysctl=_sysctls(record, start),
             masked_paths=() if host.privileged else _paths(host.masked_paths, security.MASKED_PATHS),
-            readonly_paths=_readonly_paths(host, place.cgroups, seen),
+            readonly_paths=_readonly_paths(host, start.cgroups, seen),
         ),
         annotations={**(host.annotations or {}), **annotations, **of_cgroup},
     )
@@ -268,7 +232,7 @@ def environment(given: Iterable[str], hostname: str, *, tty: bool, home: str) ->
 # --- mounts ---------------------------------------------------------------------------------------
 
 
-def mounts(record: ContainerRecord, place: Place, writable_cgroups: bool | None = None) -> list[oci.Mount]:
+def mounts(record: ContainerRecord, start: Start, edits: cdi.Edits, writable_cgroups: bool | None) -> list[oci.Mount]:
     """The standard ones first, then the container's by depth, so that one inside another comes
     after it.
 
@@ -277,42 +241,42 @@ def mounts(record: ContainerRecord, place: Place, writable_cgroups: bool | None 
     host = record.host
     access = "rw" if host.privileged else "ro"
     of_cgroups = access if writable_cgroups is None else "rw" if writable_cgroups else "ro"
-    shared = "/dev/shm" if host.ipc_mode == "host" else place.shm
+    shared = "/dev/shm" if host.ipc_mode == "host" else start.joined.shm
     shm = bind(shared, SHM, True, "") if shared else own_shm(host.shm_size)
-    found = standard(access, of_cgroups, None if host.ipc_mode == "none" else shm)
+    system = standard(access, of_cgroups, None if host.ipc_mode == "none" else shm)
     if record.ids is not None and host.ipc_mode == "host":
         # Only the owner of the IPC namespace may mount its queues: the host's mount is shown.
-        found.remove(_MQUEUE)
+        system.remove(_MQUEUE)
         if os.path.ismount(_MQUEUE.destination):
-            found.append(bind(_MQUEUE.destination, _MQUEUE.destination, True, ""))
-    writable = not host.readonly_rootfs and not place.sandbox
+            system.append(bind(_MQUEUE.destination, _MQUEUE.destination, True, ""))
+    writable = not host.readonly_rootfs and not start.placed.sandbox
     own = {
-        f"/etc/{name}": bind(str((place.files or place.directory) / name), f"/etc/{name}", writable, "rprivate")
-        for name in ("resolv.conf", *(() if place.sandbox else ("hostname",)), "hosts")
+        f"/etc/{name}": bind(str((start.joined.files or start.directory) / name), f"/etc/{name}", writable, "rprivate")
+        for name in ("resolv.conf", *(() if start.placed.sandbox else ("hostname",)), "hosts")
     }
     temporary, options = mount_points.temporary(host), mount_points.options_of(record)
     own |= {destination: _tmpfs(destination, words) for destination, words in temporary.items()}
-    if has_init(host, place.config):
-        own[INIT] = bind(init.program(place.config.init_path), INIT, False, "rprivate")
-    for each in record.mounts:  # of a record that an earlier version made
-        mount_points.check_destination(each.destination, "" if isinstance(each.name, str) else each.source)
+    if has_init(host, start.config):
+        own[INIT] = bind(init.program(start.config.init_path), INIT, False, "rprivate")
+    for point in record.mounts:  # of a record that an earlier version made
+        mount_points.check_destination(point.destination, "" if isinstance(point.name, str) else point.source)
     for destination in temporary:
         mount_points.check_destination(destination)
     own |= {
-        each.destination: bind(
-            *(place.sources.get(each.destination, each.source), each.destination, each.rw, each.propagation),
-            options=options.get(each.destination, _DEFAULT),
-            runtime=place.runtime,
+        point.destination: bind(
+            *(start.sources.get(point.destination, point.source), point.destination, point.rw, point.propagation),
+            options=options.get(point.destination, _DEFAULT),
+            runtime=start.runtime,
         )
-        for each in record.mounts
+        for point in record.mounts
     }
-    for destination in place.extra:
+    for destination in start.placed.mounts:
         mount_points.check_destination(destination)
-    own |= place.extra
-    for wanted in place.edits.mounts:
-        mount_points.check_destination(wanted.container_path)
-        own[posixpath.normpath(wanted.container_path)] = _requested(wanted)
-    return merged(found, own)
+    own |= start.placed.mounts
+    for device_mount in edits.mounts:
+        mount_points.check_destination(device_mount.container_path)
+        own[posixpath.normpath(device_mount.container_path)] = _requested(device_mount)
+    return merged(system, own)
 
 
 def standard(access: str, of_cgroups: str, shm: oci.Mount | None) -> list[oci.Mount]:
@@ -526,29 +490,29 @@ def _mappings(ranges: Iterable[Range]) -> tuple[oci.IdMapping, ...]:
     return tuple(oci.IdMapping(container_id=each.inside, host_id=each.outside, size=each.count) for each in ranges)
 
 
-def _namespaces(record: ContainerRecord, place: Place) -> list[oci.Namespace]:
+def _namespaces(record: ContainerRecord, start: Start) -> list[oci.Namespace]:
     host = record.host
-    found = [oci.Namespace(type="mount")]
+    created = [oci.Namespace(type="mount")]
     if record.ids is not None:
-        found.append(oci.Namespace(type="user", path=place.user))
-    if place.network is not None:
-        found.append(oci.Namespace(type="network", path=place.network))
+        created.append(oci.Namespace(type="user", path=start.user))
+    if start.network is not None:
+        created.append(oci.Namespace(type="network", path=start.network))
     if host.uts_mode != "host":
-        found.append(oci.Namespace(type="uts"))
+        created.append(oci.Namespace(type="uts"))
     if host.pid_mode != "host":
-        found.append(oci.Namespace(type="pid", path=place.pid_namespace))
+        created.append(oci.Namespace(type="pid", path=start.joined.pid))
     if host.ipc_mode != "host":
-        found.append(oci.Namespace(type="ipc", path=place.ipc_namespace))
+        created.append(oci.Namespace(type="ipc", path=start.joined.ipc))
     # For privileged containers too, as in Docker. Without it their own cgroups would be the host's.
-    if (host.cgroupns_mode or ("private" if place.cgroups.mode == "v2" else "host")) == "private":
-        found.append(oci.Namespace(type="cgroup"))
-    return found
+    if (host.cgroupns_mode or ("private" if start.cgroups.mode == "v2" else "host")) == "private":
+        created.append(oci.Namespace(type="cgroup"))
+    return created
 
 
-def _sysctls(record: ContainerRecord, place: Place) -> dict[str, str]:
+def _sysctls(record: ContainerRecord, start: Start) -> dict[str, str]:
     host = record.host
     found: dict[str, str] = {}
-    if place.network == "":
+    if start.network == "":
         found |= _NETWORK_SYSCTLS
         if record.ids is not None:  # its root may only name groups that it has
             del found[_PING_GROUPS]

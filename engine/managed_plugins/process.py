@@ -39,8 +39,8 @@ import msgspec
 
 from engine.containers import boot, bundle, launch, program, restart
 from engine.containers.body import directory as normal
-from engine.containers.extra_mounts import Placed
 from engine.containers.parts import Parts
+from engine.containers.start import Placed, Program
 from engine.errors import EngineError, NotFound, ServerError, reason, reason_with_file, words
 from engine.logs.targets import JsonFile
 from engine.managed_plugins import propagated, spec
@@ -273,13 +273,13 @@ class Processes:
                 rootfs = parts.snapshots.mounted(record.id)
                 await asyncio.to_thread(self._write_bundle, record, rootfs, extra)
                 namespace = await borrowed.enter_async_context(parts.snapshots.shown(record.id, root, extra.beside))
-                wanted = launch.Program(
+                plugin = Program(
                     key=record.id,
                     bundle=self._directory(record.id),
                     cgroup=cgroups.path(record.id),
                     log=JsonFile(str(self._log_file(record.id)), _LOG_SIZE, _LOG_FILES),
                 )
-                process = await launch.run(wanted, parts, namespace, undo)
+                process = await launch.run(plugin, parts, namespace, undo)
             undo.pop_all()
         return process
 

@@ -22,6 +22,7 @@ import msgspec
 import pytest
 
 from engine.containers import security, spec
+from engine.containers.start import Placed, Start
 from engine.containers.store import ContainerRecord
 from engine.errors import InvalidParameter, NotFound, ServerError
 from engine.runtime import capabilities, oci, users
@@ -103,19 +104,23 @@ class Box:
             mounts=mounts,
         )
 
-    def bundle(self, record: ContainerRecord, network: str | None = "") -> Path:
-        identity = users.lookup(self.rootfs, record.config.user, record.host.group_add or ())
-        place = spec.Place(
-            rootfs=str(self.rootfs),
+    def prepared(self, network: str | None = "") -> Start:
+        return Start(
             directory=self.directory,
-            identity=identity,
+            bundle=self.directory,
+            rootfs=str(self.rootfs),
+            placed=Placed(root=self.rootfs),
             network=network,
             runtime=self.runtime,
             cgroups=HIERARCHIES,
         )
+
+    def bundle(self, record: ContainerRecord, network: str | None = "") -> Path:
+        identity = users.lookup(self.rootfs, record.config.user, record.host.group_add or ())
+        document = spec.build(record, self.prepared(network), identity)
         bundle = self.directory / record.id
         bundle.mkdir()
-        (bundle / "config.json").write_bytes(wire.encode(spec.build(record, place)))
+        (bundle / "config.json").write_bytes(wire.encode(document))
         return bundle
 
     def run(self, command: str | list[str], *, network: str | None = "", status: int = 0, **fields: Any) -> str:
@@ -576,15 +581,7 @@ def test_probe_works_where_run_is_mounted_noexec(name: str, tmp_path: Path) -> N
 
 def test_config_is_built_and_encoded_quickly(box: Box) -> None:
     record = box.record("true", memory=64 << 20)
-    place = spec.Place(
-        rootfs=str(box.rootfs),
-        directory=box.directory,
-        identity=users.ROOT,
-        network="",
-        runtime=box.runtime,
-        cgroups=HIERARCHIES,
-    )
-    document = json.loads(wire.encode(spec.build(record, place)))
+    document = json.loads(wire.encode(spec.build(record, box.prepared(), users.ROOT)))
     assert document["ociVersion"] == "1.0.2"
     assert document["linux"]["seccomp"]["defaultAction"] == "SCMP_ACT_ERRNO"
-    assert msgspec.json.decode(wire.encode(spec.build(record, place))) == document
+    assert msgspec.json.decode(wire.encode(spec.build(record, box.prepared(), users.ROOT))) == document

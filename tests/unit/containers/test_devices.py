@@ -15,7 +15,7 @@ from engine.runtime.cdi import NONE, DeviceNode, Edits, Hook, Mount
 from engine.runtime.users import Identity
 from engine.wire import oci
 from engine.wire.containers import DeviceMapping, HostConfig, ThrottleDevice, WeightDevice
-from tests.unit.containers.test_spec import built, mounts_of, place
+from tests.unit.containers.test_spec import built, mounts_of
 
 ROOT = oci.User(uid=0, gid=0)
 NULL = (os.major(os.stat("/dev/null").st_rdev), os.minor(os.stat("/dev/null").st_rdev))
@@ -58,7 +58,7 @@ def test_nodes_that_are_missing_or_of_another_type() -> None:
 
 
 def edited(edits: Edits, **fields: Any) -> Any:
-    return built(place(edits=edits, identity=Identity(5, 6, (6, 7), "/")), **fields)
+    return built(identity=Identity(5, 6, (6, 7), "/"), edits=edits, **fields)
 
 
 def test_edits_in_the_document(tmp_path: Path) -> None:

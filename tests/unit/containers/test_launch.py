@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from engine.containers import launch
+from engine.containers.start import Program
 from engine.errors import ServerError
 from engine.monitor.handles import LaunchFailed
 from engine.wire import oci
@@ -28,7 +29,7 @@ from tests.support.fakes.world import World, run, world
 
 __all__ = ["world"]
 
-STEP = launch.Program(key="step-1", bundle=Path("/run/step-1"), cgroup="/engined/step-1", tty=True, size=(24, 80))
+STEP = Program(key="step-1", bundle=Path("/run/step-1"), cgroup="/engined/step-1", tty=True, size=(24, 80))
 
 
 def test_a_program_runs_and_ends(world: World) -> None:

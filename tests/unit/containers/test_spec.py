@@ -11,9 +11,11 @@ from engine.common import seccomp_profiles
 from engine.config import Config as EngineConfig
 from engine.containers import limits, security, spec
 from engine.containers.defaults import Defaults
+from engine.containers.sharing import Joined
+from engine.containers.start import Placed, Start
 from engine.containers.store import ContainerRecord, MountOptions
 from engine.errors import InvalidParameter, NotFound
-from engine.runtime import capabilities, seccomp
+from engine.runtime import capabilities, cdi, seccomp
 from engine.runtime.cgroups import Cgroups, Support
 from engine.runtime.oci import SECCOMP_PROGRAM, Runtime
 from engine.runtime.users import Identity
@@ -33,16 +35,20 @@ V2 = Cgroups(
 )
 
 
-def place(**changes: Any) -> spec.Place:
+IDENTITY = Identity(5, 6, (6, 7), "/home/x")
+
+
+def start(**changes: Any) -> Start:
     values: dict[str, Any] = {
-        "rootfs": "/r",
         "directory": Path("/d"),
-        "identity": Identity(5, 6, (6, 7), "/home/x"),
+        "bundle": Path("/d"),
+        "rootfs": "/r",
+        "placed": Placed(root=Path("/r")),
         "network": "",
         "runtime": Runtime(name="crun", path="/crun", version="", reason="", root="/run"),
         "cgroups": V1,
     }
-    return spec.Place(**values | changes)
+    return Start(**values | changes)
 
 
 def record(*, config: Config | None = None, mounts: tuple[MountPoint, ...] = (), **host: Any) -> ContainerRecord:
@@ -60,9 +66,9 @@ def record(*, config: Config | None = None, mounts: tuple[MountPoint, ...] = (),
     )
 
 
-def built(at: spec.Place | None = None, **fields: Any) -> Any:
+def built(of: Start | None = None, identity: Identity = IDENTITY, edits: cdi.Edits = cdi.NONE, **fields: Any) -> Any:
     """The document as the runtime reads it."""
-    return msgspec.json.decode(oci.encode(spec.build(record(**fields), at or place())))
+    return msgspec.json.decode(oci.encode(spec.build(record(**fields), of or start(), identity, edits)))
 
 
 def mounts_of(document: Any) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def test_process() -> None:
 
 
 def test_root_user_is_written_out() -> None:
-    document = built(place(identity=Identity(0, 0, (0,), "/root")))
+    document = built(identity=Identity(0, 0, (0,), "/root"))
     assert document["process"]["user"] == {"uid": 0, "gid": 0, "additionalGids": [0]}
     assert document["process"]["cwd"] == "/"
 
@@ -121,11 +127,11 @@ def test_confinement() -> None:
 
 def test_compiled_filter_goes_beside_the_section() -> None:
     runtime = Runtime(name="crun", path="/crun", version="", reason="", root="/run", takes_program=True)
-    document = built(place(runtime=runtime))
+    document = built(start(runtime=runtime))
     assert document["linux"]["seccomp"]
     program = seccomp.profile(capabilities.granted()).program
     assert document.get("annotations", {}) == ({SECCOMP_PROGRAM: program} if program else {})
-    assert "annotations" not in built(place(runtime=runtime), privileged=True)
+    assert "annotations" not in built(start(runtime=runtime), privileged=True)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +156,7 @@ def test_security_options(options: list[str], no_new_privileges: bool, confined:
     [(True, False, True), (None, False, False), (None, True, True), (False, True, False)],
 )
 def test_init(given: bool | None, default: bool, expected: bool) -> None:
-    at = place(config=EngineConfig(init=default, init_path="/bin/true"))
+    at = start(config=EngineConfig(init=default, init_path="/bin/true"))
     document = built(at, init=given)
     assert (document["process"]["args"][:2] == ["/sbin/docker-init", "--"]) is expected
     assert ("/sbin/docker-init" in mounts_of(document)) is expected
@@ -168,7 +174,7 @@ def test_writable_control_groups() -> None:
         (["writable-cgroups=false"], True, "ro"),
         ([], True, "rw"),
     ):
-        found = mounts_of(built(place(cgroups=V2), security_opt=option, privileged=privileged))["/sys/fs/cgroup"]
+        found = mounts_of(built(start(cgroups=V2), security_opt=option, privileged=privileged))["/sys/fs/cgroup"]
         assert found["options"][-1] == access
 
 
@@ -294,7 +300,7 @@ def test_a_shared_tmpfs_needs_a_shared_root_with_crun() -> None:
     ):
         linux = built(tmpfs={"/t": options})["linux"]
         assert linux.get("rootfsPropagation") == crun, options
-        assert "rootfsPropagation" not in built(place(runtime=runc), tmpfs={"/t": options})["linux"]
+        assert "rootfsPropagation" not in built(start(runtime=runc), tmpfs={"/t": options})["linux"]
 
 
 def test_read_only_root() -> None:
@@ -305,22 +311,22 @@ def test_read_only_root() -> None:
 
 def test_namespaces() -> None:
     assert namespaces_of(built()) == dict.fromkeys(("mount", "network", "uts", "pid", "ipc"), "")
-    assert namespaces_of(built(place(network="/proc/1/fd/9")))["network"] == "/proc/1/fd/9"
-    assert "network" not in namespaces_of(built(place(network=None), network_mode="host"))
-    shared = built(place(network=None), pid_mode="host", ipc_mode="host", uts_mode="host", network_mode="host")
+    assert namespaces_of(built(start(network="/proc/1/fd/9")))["network"] == "/proc/1/fd/9"
+    assert "network" not in namespaces_of(built(start(network=None), network_mode="host"))
+    shared = built(start(network=None), pid_mode="host", ipc_mode="host", uts_mode="host", network_mode="host")
     assert namespaces_of(shared) == {"mount": ""}
     assert "hostname" not in shared
     assert mounts_of(shared)["/dev/shm"]["source"] == "/dev/shm"
-    joined = namespaces_of(built(place(pid_namespace="/proc/7/ns/pid", ipc_namespace="/proc/7/ns/ipc")))
+    joined = namespaces_of(built(start(joined=Joined(pid="/proc/7/ns/pid", ipc="/proc/7/ns/ipc"))))
     assert (joined["pid"], joined["ipc"]) == ("/proc/7/ns/pid", "/proc/7/ns/ipc")
     for privileged in (False, True):
-        assert "cgroup" in namespaces_of(built(place(cgroups=V2), privileged=privileged))
+        assert "cgroup" in namespaces_of(built(start(cgroups=V2), privileged=privileged))
 
 
 def test_sysctls() -> None:
     assert built()["linux"]["sysctl"]["net.ipv4.ip_unprivileged_port_start"] == "0"
-    assert "sysctl" not in built(place(network=None), network_mode="host")["linux"]
-    assert "sysctl" not in built(place(network="/proc/1/fd/9"))["linux"], "who made the namespace has set them"
+    assert "sysctl" not in built(start(network=None), network_mode="host")["linux"]
+    assert "sysctl" not in built(start(network="/proc/1/fd/9"))["linux"], "who made the namespace has set them"
     document = built(
         config=Config(hostname="h", domainname="example.org"), sysctls={"net.ipv4.ip_unprivileged_port_start": "7"}
     )
@@ -330,7 +336,7 @@ def test_sysctls() -> None:
 
 def test_resources() -> None:
     found = built(
-        place(cgroups=V2),
+        start(cgroups=V2),
         memory=100,
         memory_reservation=50,
         memory_swappiness=0,
@@ -365,7 +371,7 @@ def test_what_the_kernel_lacks_is_kept_in_the_record_and_not_given_to_the_runtim
     assert (
         "blockIO"
         not in built(
-            place(cgroups=Cgroups(mode="v1", controllers={}, block_files=frozenset(("blkio.bfq.weight",)))),
+            start(cgroups=Cgroups(mode="v1", controllers={}, block_files=frozenset(("blkio.bfq.weight",)))),
             blkio_weight=300,
         )["linux"]["resources"]
     ), "crun cannot set it: the engine does"
@@ -399,7 +405,7 @@ def test_no_quota_is_not_written() -> None:
 
 def test_swap() -> None:
     def swap(at: Cgroups, **fields: Any) -> object:
-        return built(place(cgroups=at), **fields)["linux"]["resources"]["memory"].get("swap")
+        return built(start(cgroups=at), **fields)["linux"]["resources"]["memory"].get("swap")
 
     assert swap(V1, memory=10) is None, "no swap accounting: nothing is asked of it"
     assert swap(V1, memory=10, memory_swap=10) is None, "nor when it was asked for: the create has warned"
@@ -494,7 +500,7 @@ def test_a_read_only_file_has_nothing_below(tmp_path: Path, read_only: Any, vers
 
 def test_masked_and_read_only_paths() -> None:
     """A list replaces the default, also an empty one: `--security-opt systempaths=unconfined`."""
-    linux = built(place(cgroups=V2), masked_paths=["/proc/kcore"], readonly_paths=[])["linux"]
+    linux = built(start(cgroups=V2), masked_paths=["/proc/kcore"], readonly_paths=[])["linux"]
     assert linux["maskedPaths"] == ["/proc/kcore"] and "readonlyPaths" not in linux
     under_v1 = built(readonly_paths=[])["linux"]["readonlyPaths"]
     assert under_v1[0] == "/sys/fs/cgroup", "the tmpfs of v1 stays read-only"
@@ -527,14 +533,14 @@ def test_own_mounts_in_place_of_hierarchies() -> None:
 
 @pytest.mark.parametrize("path", ["/", "//", "/a/.."])
 def test_the_root_as_a_read_only_path(path: str) -> None:
-    document = built(place(cgroups=V2), readonly_paths=[path, "/proc/sys"])
+    document = built(start(cgroups=V2), readonly_paths=[path, "/proc/sys"])
     assert document["root"]["readonly"] and document["linux"]["readonlyPaths"] == ["/proc/sys"]
     assert "readonly" not in built(readonly_paths=[path], privileged=True)["root"]
 
 
 def test_cgroup_namespaces() -> None:
     for cgroups, mode, private in ((V1, "", False), (V1, "private", True), (V2, "", True), (V2, "host", False)):
-        assert ("cgroup" in namespaces_of(built(place(cgroups=cgroups), cgroupns_mode=mode))) is private
+        assert ("cgroup" in namespaces_of(built(start(cgroups=cgroups), cgroupns_mode=mode))) is private
 
 
 def test_a_directory_without_device_nodes_is_refused(tmp_path: Path) -> None:
@@ -565,8 +571,8 @@ def test_the_operators_no_new_privileges_holds_unless_the_create_says_otherwise(
     chosen = Defaults(no_new_privileges=True)
     for options, expected in ((None, True), (["no-new-privileges=false"], False), (["no-new-privileges"], True)):
         of = record(security_opt=options)
-        started = spec.build(of, place(defaults=chosen)).process
-        further = spec.exec_process(of, ExecCreate(cmd=["x"]), place().identity, chosen)
+        started = spec.build(of, start(defaults=chosen), IDENTITY).process
+        further = spec.exec_process(of, ExecCreate(cmd=["x"]), IDENTITY, chosen)
         assert [each.no_new_privileges for each in (started, further)] == [expected, expected]
 
 
@@ -575,7 +581,7 @@ def test_the_operators_seccomp_profile_holds_unless_the_create_says_otherwise() 
     unconfined, logs = Defaults(filters=None), Defaults(filters=seccomp.Filters(document))
 
     def action(chosen: Defaults, **host: Any) -> str | None:
-        found = spec.build(record(**host), place(defaults=chosen)).linux.seccomp
+        found = spec.build(record(**host), start(defaults=chosen), IDENTITY).linux.seccomp
         return None if found is None else str(msgspec.json.decode(found)["defaultAction"])
 
     assert action(logs) == "SCMP_ACT_LOG" and action(unconfined) is None
@@ -589,27 +595,28 @@ def test_the_operators_seccomp_profile_holds_unless_the_create_says_otherwise() 
 def test_the_parent_of_the_cgroup() -> None:
     operators = msgspec.structs.replace(record(), cgroup_parent="by/default")
     own = msgspec.structs.replace(record(cgroup_parent="/own/"), cgroup_parent="by/default")
-    assert spec.build(record(), place()).linux.cgroups_path == f"/engined/{ID}"
-    assert spec.build(operators, place()).linux.cgroups_path == f"/by/default/{ID}"
-    assert spec.build(own, place()).linux.cgroups_path == f"/own/{ID}"
+    assert spec.build(record(), start(), IDENTITY).linux.cgroups_path == f"/engined/{ID}"
+    assert spec.build(operators, start(), IDENTITY).linux.cgroups_path == f"/by/default/{ID}"
+    assert spec.build(own, start(), IDENTITY).linux.cgroups_path == f"/own/{ID}"
 
 
 IDS = IdMap(uids=(Range(0, 100_000, 1000), Range(1000, 300_000, 5)), gids=(Range(0, 200_000, 1000),))
 
 
-def remapped(at: spec.Place, **host: Any) -> Any:
-    return msgspec.json.decode(oci.encode(spec.build(msgspec.structs.replace(record(**host), ids=IDS), at)))
+def remapped(of: Start, identity: Identity = IDENTITY, **host: Any) -> Any:
+    mapped = msgspec.structs.replace(record(**host), ids=IDS)
+    return msgspec.json.decode(oci.encode(spec.build(mapped, of, identity)))
 
 
 def test_a_user_namespace() -> None:
-    document = remapped(place(network="/net", user="/user"))
+    document = remapped(start(network="/net", user="/user"))
     assert namespaces_of(document)["user"] == "/user"
     assert document["linux"]["uidMappings"] == [
         {"containerID": 0, "hostID": 100_000, "size": 1000},
         {"containerID": 1000, "hostID": 300_000, "size": 5},
     ]
     assert document["linux"]["gidMappings"] == [{"containerID": 0, "hostID": 200_000, "size": 1000}]
-    assert namespaces_of(remapped(place()))["user"] == ""
+    assert namespaces_of(remapped(start()))["user"] == ""
     plain = built()
     assert "user" not in namespaces_of(plain)
     assert "uidMappings" not in plain["linux"]
@@ -618,12 +625,12 @@ def test_a_user_namespace() -> None:
 def test_what_the_root_of_a_user_namespace_may_not_set() -> None:
     """Groups that it does not have, and the queues of an IPC namespace of others."""
     assert "net.ipv4.ping_group_range" in built()["linux"]["sysctl"]
-    settings = remapped(place())["linux"]["sysctl"]
+    settings = remapped(start())["linux"]["sysctl"]
     assert "net.ipv4.ping_group_range" not in settings
     assert settings["net.ipv4.ip_unprivileged_port_start"] == "0"
-    queues = mounts_of(remapped(place(), ipc_mode="host")).get("/dev/mqueue")
+    queues = mounts_of(remapped(start(), ipc_mode="host")).get("/dev/mqueue")
     assert queues is None or queues["type"] == "bind"
-    assert mounts_of(remapped(place()))["/dev/mqueue"]["type"] == "mqueue"
+    assert mounts_of(remapped(start()))["/dev/mqueue"]["type"] == "mqueue"
 
 
 @pytest.mark.parametrize(
@@ -636,14 +643,14 @@ def test_what_the_root_of_a_user_namespace_may_not_set() -> None:
 )
 def test_a_user_beyond_the_ids_of_its_namespace(identity: Identity, words: str) -> None:
     with pytest.raises(InvalidParameter, match=words):
-        remapped(place(identity=identity))
+        remapped(start(), identity)
     with pytest.raises(InvalidParameter, match=words):
         spec.exec_process(msgspec.structs.replace(record(), ids=IDS), ExecCreate(cmd=["x"]), identity)
 
 
 def test_a_sandbox() -> None:
     """It has no hostname of the engine's but the kernel's, and cannot write the other files."""
-    found, usual = built(place(sandbox=True)), built()
+    found, usual = built(start(placed=Placed(root=Path("/r"), sandbox=True))), built()
     assert found["hostname"] == "box"
     assert "HOSTNAME=box" in usual["process"]["env"]
     assert not any(each.startswith("HOSTNAME=") for each in found["process"]["env"])
