@@ -16,14 +16,10 @@ import struct
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from engine._fast.pump import Timer
+from engine._fast.pump import Loop, Timer
 from engine.monitor import messages
 from engine.monitor.process import Process
-
-if TYPE_CHECKING:
-    from engine.monitor.monitor import Monitor
 
 PACKETS = 32
 """Packets read from the daemon in one turn, before other descriptors are served."""
@@ -35,8 +31,17 @@ class Connection:
     """The daemon's socket. Reports that it cannot take at once are queued here, with duplicates of
     their descriptors."""
 
-    def __init__(self, monitor: Monitor, peer: socket.socket) -> None:
-        self.monitor = monitor
+    def __init__(
+        self,
+        loop: Loop,
+        peer: socket.socket,
+        obey: Callable[[Connection, bytes, list[int]], None],
+        closed: Callable[[Connection], None],
+    ) -> None:
+        """`obey` carries out an order, from its packet and descriptors, which it takes over."""
+        self._loop = loop
+        self._obey = obey
+        self._on_close = closed
         self.wants_rotated = False
         """This daemon knows the report `Rotated`."""
         self.wants_dropped = False
@@ -51,7 +56,7 @@ class Connection:
         self._deaf = False
         self._outbox: deque[tuple[bytes, list[int]] | Process] = deque()
         self._retry: Timer | None = None
-        self._watch = monitor.loop.watch(peer.fileno(), self._ready)
+        self._watch = loop.watch(peer.fileno(), self._ready)
 
     def send(self, report: messages.Report, descriptors: Sequence[int] = ()) -> None:
         if self.closed:
@@ -102,13 +107,13 @@ class Connection:
         except OSError as error:
             if error.errno == errno.ETOOMANYREFS:  # unix(7) limits descriptors in flight
                 if self._retry is None:
-                    self._retry = self.monitor.loop.call_later(0.01, self._again)
+                    self._retry = self._loop.call_later(0.01, self._again)
                 return False
             if error.errno in (errno.EPIPE, errno.ECONNRESET):
                 self._deaf = True  # its end is read after its last order
                 return True
             traceback.print_exc()
-            self.monitor.loop.call_later(0, self.close)
+            self._loop.call_later(0, self.close)
             return False
         return True
 
@@ -143,7 +148,7 @@ class Connection:
         if not data:
             self.close()
             return False
-        self.monitor.obey(self, data, descriptors)
+        self._obey(self, data, descriptors)
         return True
 
     def close(self) -> None:
@@ -166,8 +171,8 @@ class Connection:
             process.stdio.unfollow_log(reader)
         self.readers.clear()
         for client in self.held:
-            self.monitor.loop.abandon(client)
-        self.monitor.disconnected(self)
+            self._loop.abandon(client)
+        self._on_close(self)
 
 
 def receive(connection: socket.socket, limit: int) -> tuple[bytes, list[int]]:

@@ -18,7 +18,6 @@ import struct
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from engine._fast import spool as spools
 from engine._fast.logwriter import LogWriter
@@ -30,9 +29,7 @@ from engine.logs.targets import JsonFile, Spool, Target
 from engine.monitor import messages
 from engine.monitor.connection import Connection, receive
 from engine.monitor.process import Process, status_of
-
-if TYPE_CHECKING:
-    from engine.monitor.monitor import Monitor
+from engine.monitor.shipper import Shipper
 
 REASON_LIMIT = 8 << 10
 TIOCSWINSZ = 0x5414
@@ -78,23 +75,55 @@ def _null(owner: tuple[int, int] | None) -> int:
     return null
 
 
+class Launches:
+    """The runs of the runtime that have not ended, and what all of them need."""
+
+    def __init__(
+        self,
+        directory: str,
+        environment: list[bytes],
+        child_files: int,
+        shipper: Shipper,
+        ended: Callable[[], None],
+    ) -> None:
+        """`child_files`: soft limit of the runtimes' open files.
+
+        `ended`: called after each launch.
+        """
+        self.directory = directory
+        self.environment = environment
+        self.child_files = child_files
+        self.shipper = shipper
+        self.ended = ended
+        self.program = Program()
+        self.running: dict[int, Launch] = {}
+        """By sequence number, oldest first."""
+        self.count = 0
+        """The number of the newest launch."""
+
+    @property
+    def oldest(self) -> int:
+        """Every launch before this number has ended."""
+        return next(iter(self.running), self.count + 1)
+
+
 class Launch:
     """One run of the OCI runtime, from its spawn to the process that it leaves running, or to the
     reason why it failed."""
 
-    def __init__(self, monitor: Monitor, process: Process, order: messages.Run, connection: Connection) -> None:
-        self.monitor = monitor
+    def __init__(self, launches: Launches, process: Process, order: messages.Run, connection: Connection) -> None:
+        self.launches = launches
         self.process = process
         self.order = order
         self.connection = connection
-        self.sequence = monitor.next_launch()
-        self.watches: list[tuple[int, int, Callable[[], None]]] = []
+        launches.count += 1
+        self.sequence = launches.count
         self._ours: dict[str, int] = {}
         self._console: socket.socket | None = None
         self._console_path = ""
         # The name contains this monitor's pid: a runtime spawned by a dead monitor may still write
         # its pid file.
-        self._pid_path = f"{monitor.directory}/p{os.getpid()}.{self.sequence}"
+        self._pid_path = f"{launches.directory}/p{os.getpid()}.{self.sequence}"
         self._words = -1
         self._sink: Sink | None = None
         self.pid = 0
@@ -108,7 +137,7 @@ class Launch:
         theirs: list[int] = []
         try:
             if order.log is not None:
-                self._sink = open_sink(order.log, self.monitor)
+                self._sink = open_sink(order.log, self.launches.shipper)
             null = _null(order.owner)
             theirs.append(null)
             stdin = stdout = stderr = null
@@ -133,28 +162,29 @@ class Launch:
                 paths["@console@"] = self._listen()
             self.pid = spawn(
                 [os.fsencode(paths.get(argument, argument)) for argument in order.argv],
-                self.monitor.environment,
+                self.launches.environment,
                 os.fsencode(order.cwd),
                 stdin,
                 stdout,
                 stderr,
-                self.monitor.child_files,
-                self.monitor.program.descriptor(order.argv[0]),
+                self.launches.child_files,
+                self.launches.program.descriptor(order.argv[0]),
                 inherited,
                 namespace,
             )
             self._pidfd = os.pidfd_open(self.pid)
-            self._watch = self.monitor.loop.watch(self._pidfd, self._runtime_readable)
+            self._watch = self.process.monitor.loop.watch(self._pidfd, self._runtime_readable)
         except BaseException:
             self._close()
             raise
         finally:
             for descriptor in theirs:
                 os.close(descriptor)
-        self.monitor.launches[self.sequence] = self
+        self.process.log_watches = []
+        self.launches.running[self.sequence] = self
 
     def _listen(self) -> str:
-        self._console_path = f"{self.monitor.directory}/c{self.sequence}"
+        self._console_path = f"{self.launches.directory}/c{self.sequence}"
         unlink(self._console_path)
         self._console = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._console.bind(self._console_path)
@@ -183,8 +213,8 @@ class Launch:
             traceback.print_exc()
             self._failed(f"{self.order.argv[0]} succeeded, but its process could not be taken over: {error}", -1)
         finally:
-            self.monitor.launches.pop(self.sequence, None)
-            self.monitor.launch_ended()
+            self.launches.running.pop(self.sequence, None)
+            self.launches.ended()
 
     def _succeeded(self) -> None:
         """Take the process over completely, or raise OSError or ValueError and take nothing."""
@@ -204,7 +234,7 @@ class Launch:
             os.close(pidfd)
             raise
         ours, self._ours, self._sink = self._ours, {}, None
-        process.launch = None
+        watches, process.log_watches = process.log_watches or (), None
         letters = "".join(letter for letter in "tioe" if letter in ours)
         descriptors = [pidfd, *(ours[letter] for letter in letters)]
         if not self.connection.closed:
@@ -213,10 +243,10 @@ class Launch:
             state = messages.State(
                 key=process.key, pid=pid, running=True, stdio=letters, stdin_once=order.stdin_once, log=order.log
             )
-            self.monitor.report(state, descriptors)
+            process.monitor.report(state, descriptors)
         # after the answer: input that clients have typed may end the process's stdin at once
         process.stdio.begin()
-        for inode, offset, callback in self.watches:
+        for inode, offset, callback in watches:
             process.stdio.watch_log(inode, offset, callback)
         self._close()
 
@@ -244,11 +274,11 @@ class Launch:
 
     def _failed(self, reason: str, status: int) -> None:
         self._close()
-        self.process.launch = None
+        watches, self.process.log_watches = self.process.log_watches or (), None
         self.connection.send(messages.Failed(self.order.seq, reason, status, self.order.attach is not None))
-        for _, _, callback in self.watches:
+        for _, _, callback in watches:
             callback()
-        self.monitor.tidy(self.process)
+        self.process.monitor.tidy(self.process)
 
     def _close(self) -> None:
         for descriptor in self._ours.values():
@@ -273,7 +303,7 @@ class Launch:
             unlink(self._pid_path)
 
 
-def open_sink(target: Target, monitor: Monitor) -> Sink:
+def open_sink(target: Target, shipper: Shipper) -> Sink:
     """The sink for a target. Raises OSError."""
     match target:
         case JsonFile(path, max_size, max_file, attrs, compress=False, exact=exact):
@@ -283,19 +313,19 @@ def open_sink(target: Target, monitor: Monitor) -> Sink:
             log.compress = True
             return log
         case Spool():
-            return _open_spool(target, monitor)
+            return _open_spool(target, shipper)
 
 
-def _open_spool(target: Spool, monitor: Monitor) -> Sink:
+def _open_spool(target: Spool, shipper: Shipper) -> Sink:
     """A spool that goes on at the newest position that the shipper has acknowledged: the one on
     disk, or a newer one on the board, of this monitor or of one that has died."""
     root, _, container = target.directory.rpartition("/")
     spool = spools.Spool(os.fsencode(f"{target.directory}/spool.log"), target.max_size, target.max_file)
     try:
         spool.compress = target.compress
-        acked = monitor.acknowledged(container, f"{target.directory}/cursor")
-        spool.join(monitor.board, container, acked, target.quota, target.blocking)
-        monitor.shipper.ensure(os.path.dirname(root))
+        acked = shipper.acknowledged(container, f"{target.directory}/cursor")
+        spool.join(shipper.board, container, acked, target.quota, target.blocking)
+        shipper.ensure(os.path.dirname(root))
     except BaseException:
         spool.close()
         raise

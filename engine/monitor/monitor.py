@@ -29,19 +29,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from engine._fast.board import Board
 from engine._fast.pump import Loop
 from engine._fast.relay import Relay, Room
 from engine._fast.sink import Sink
 from engine._fast.spawn import become_subreaper
 from engine._fast.unlogged import Left, Unlogged, forget, left_in
-from engine.logs import cursor
-from engine.logs.targets import Spool
 from engine.monitor import messages, orphans, previous
 from engine.monitor.connection import Connection
 from engine.monitor.datagrams import Datagrams, is_stream
 from engine.monitor.journal import Journal
-from engine.monitor.launch import Launch, Program, open_sink, set_size, unlink
+from engine.monitor.launch import Launch, Launches, open_sink, set_size, unlink
 from engine.monitor.process import Process
 from engine.monitor.shipper import Shipper
 from engine.system.log_lines import say
@@ -69,8 +66,6 @@ class Monitor:
         self, run: str, attach_stall: int, child_files: int, codecs: Sequence[messages.Codec] = CODECS, lock: int = -1
     ) -> None:
         """`lock`: a descriptor of the lock file, locked already; -1: none."""
-        self._place = run
-        self._board: Board | None = None
         self.directory = f"{run}/monitor"
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         self._lock = lock if lock >= 0 else _lock(f"{self.directory}/lock")
@@ -79,22 +74,20 @@ class Monitor:
         self.journal = Journal(f"{self.directory}/journal")
         self.processes: dict[str, Process] = {}
         self.by_pid: dict[int, Process] = {}
-        self.launches: dict[int, Launch] = {}
-        self.environment = [
+        environment = [
             name + b"=" + value
             for name, value in os.environb.items()
             if not name.decode(errors="replace").startswith(_DROPPED_VARIABLES)
         ]
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        self.child_files = child_files or (soft if soft != resource.RLIM_INFINITY else 0)
         self._codecs = codecs
-        self._launch_count = 0
         self._stray = (0, 0)
         self._lossy: set[Process] = set()
         """Processes of whose logs more lines were lost than the daemon knows."""
-        self.program = Program()
-        self.shipper = Shipper(self, run, self._ships)
+        self.shipper = Shipper(self.loop, environment, run, self.processes)
+        child_files = child_files or (soft if soft != resource.RLIM_INFINITY else 0)
+        self.launches = Launches(self.directory, environment, child_files, self.shipper, self._launch_ended)
         self._connections: list[Connection] = []
         self._current: Connection | None = None
         self._greetings: list[tuple[int, Callable[[], None]]] = []
@@ -155,7 +148,9 @@ class Monitor:
     def _look_around(self) -> None:
         """End when the monitor has no purpose left: no daemon, no process, and no RUN directory in
         which a daemon could find it."""
-        busy = self._connections or self.launches or any(not process.idle for process in self.processes.values())
+        busy = (
+            self._connections or self.launches.running or any(not process.idle for process in self.processes.values())
+        )
         if not busy and not os.path.exists(self.directory):
             self.loop.stop()
         else:
@@ -241,7 +236,7 @@ class Monitor:
         """
         peer = socket.socket(fileno=descriptor)
         peer.setblocking(False)
-        connection = Connection(self, peer)
+        connection = Connection(self.loop, peer, self.obey, self._disconnected)
         self._connections.append(connection)
         connection.drain()
 
@@ -252,9 +247,9 @@ class Monitor:
             except BlockingIOError:
                 return
             peer.setblocking(False)
-            self._connections.append(Connection(self, peer))
+            self._connections.append(Connection(self.loop, peer, self.obey, self._disconnected))
 
-    def disconnected(self, connection: Connection) -> None:
+    def _disconnected(self, connection: Connection) -> None:
         self._connections.remove(connection)
         if self._current is connection:
             self._current = None
@@ -326,8 +321,8 @@ class Monitor:
                 answered = True
                 connection.send(messages.Done(order.seq))
 
-        if self.launches:
-            self._greetings.append((self._launch_count, answer))
+        if self.launches.running:
+            self._greetings.append((self.launches.count, answer))
             self.loop.call_later(HELLO_GRACE, answer)
         else:
             answer()
@@ -362,13 +357,10 @@ class Monitor:
             self.journal.remove(order.key)
             self._left.pop(order.key, None)
             self._own(order.key)
-            launch = Launch(self, process, order, connection)
-            launch.begin(document, namespace)
+            Launch(self.launches, process, order, connection).begin(document, namespace)
         except OSError as error:
             connection.send(messages.Failed(order.seq, _reason(error), -1, attached))
             self.tidy(process)
-        else:
-            process.launch = launch
         finally:
             for descriptor in (document, namespace):
                 if descriptor >= 0:
@@ -435,8 +427,8 @@ class Monitor:
             grown()
             return
         connection.watches[order.seq] = (process, grown)
-        if process.launch is not None:
-            process.launch.watches.append((order.inode, order.offset, grown))
+        if process.log_watches is not None:
+            process.log_watches.append((order.inode, order.offset, grown))
         else:
             process.stdio.watch_log(order.inode, order.offset, grown)
 
@@ -484,7 +476,7 @@ class Monitor:
         if len(descriptors) != 1 + len(order.stdio):
             raise OSError(errno.EMFILE, "its descriptors did not arrive: the monitor has no free descriptors")
         process = self._process(order.key)
-        sink = open_sink(order.log, self) if order.log is not None else None
+        sink = open_sink(order.log, self.shipper) if order.log is not None else None
         try:
             if sink is not None:
                 self._resume(order.key, sink)
@@ -549,7 +541,7 @@ class Monitor:
         connection.send(messages.Done(order.seq))
 
     def _ship(self, connection: Connection, order: messages.Ship, descriptors: list[int]) -> None:
-        self.board.rescan()
+        self.shipper.board.rescan()
         self.shipper.ensure(order.root)
         connection.send(messages.Done(order.seq))
 
@@ -622,34 +614,7 @@ class Monitor:
         process.stdio.dismiss()
         process.stdio.owner = None
 
-    # --- logs that are delivered ------------------------------------------------------------------
-
-    @property
-    def board(self) -> Board:
-        """Shared with the shipper. Made when it is needed first."""
-        if self._board is None:
-            self._board = Board(os.fsencode(f"{self._place}/shipper"), monitor=True)
-            self.loop.call_later(LEFT_GRACE, self._board.settle)
-        return self._board
-
-    def check_board(self) -> None:
-        """Make the board again if it was removed from RUN. Raises OSError."""
-        if self._board is not None and self._board.replaced:
-            self._board = None
-            for process in self.processes.values():
-                process.stdio.move_log(self.board)
-
-    def acknowledged(self, container: str, path: str) -> tuple[int, int, int, int]:
-        """The newest known position of a spool. `path`: its cursor."""
-        try:
-            with open(path, "rb") as file:
-                saved = cursor.decode(file.read(cursor.SIZE))
-        except FileNotFoundError:
-            saved = None
-        return cursor.newest(saved.position if saved is not None else None, self.board.last(container))
-
-    def _ships(self) -> bool:
-        return any(isinstance(process.log, Spool) and not process.idle for process in self.processes.values())
+    # --- reports of logs --------------------------------------------------------------------------
 
     def rotated(self, key: str) -> None:
         """A log has a file more that can be compressed. An earlier daemon does not know the
@@ -672,14 +637,9 @@ class Monitor:
 
     # --- launches and children --------------------------------------------------------------------
 
-    def next_launch(self) -> int:
-        self._launch_count += 1
-        return self._launch_count
-
-    def launch_ended(self) -> None:
-        """A launch has succeeded or failed: continue the work that waited for it."""
-        oldest = next(iter(self.launches), self._launch_count + 1)
-        for greeting in [each for each in self._greetings if each[0] < oldest]:
+    def _launch_ended(self) -> None:
+        """Continue the work that waited for a launch."""
+        for greeting in [greeting for greeting in self._greetings if greeting[0] < self.launches.oldest]:
             self._greetings.remove(greeting)
             greeting[1]()
         if self._stray[0]:
@@ -702,7 +662,7 @@ class Monitor:
             if result is None:
                 return
             pid = result.si_pid
-            launch = next((each for each in self.launches.values() if each.pid == pid), None)
+            launch = next((each for each in self.launches.running.values() if each.pid == pid), None)
             if self.shipper.reap(pid):
                 continue
             if pid in self.by_pid:
@@ -711,12 +671,12 @@ class Monitor:
                     return
             elif launch is not None:
                 launch.runtime_exited()
-                if launch.sequence in self.launches:
+                if launch.sequence in self.launches.running:
                     return
             else:
                 if self._stray[0] != pid:
-                    self._stray = (pid, self._launch_count)
-                if next(iter(self.launches), self._launch_count + 1) <= self._stray[1]:
+                    self._stray = (pid, self.launches.count)
+                if self.launches.oldest <= self._stray[1]:
                     return
                 os.waitid(os.P_PID, pid, os.WEXITED)
                 self._stray = (0, 0)

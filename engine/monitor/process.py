@@ -13,18 +13,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from engine._fast.pump import Stdio, Watch
+from engine._fast.pump import Loop, Stdio, Watch
 from engine._fast.sink import Sink
 from engine._fast.spawn import exit_of
 from engine.logs.targets import Target
 from engine.monitor import messages
-
-if TYPE_CHECKING:
-    from engine.monitor.launch import Launch
-    from engine.monitor.monitor import Monitor
 
 DRAIN_GRACE = 2.0
 """Seconds to wait for remaining output of an ended process while its children hold its pipes
@@ -32,6 +28,19 @@ open."""
 STATUS_GRACE = 5.0
 """Seconds to look for the exit status of a process that is not our child."""
 LOST_STATUS = 255
+
+
+class Processes(Protocol):
+    """The table of all processes, to which each reports: `monitor.Monitor`."""
+
+    loop: Loop
+    by_pid: dict[int, Process]
+
+    def report(self, report: messages.Report, descriptors: list[int] = ...) -> None: ...
+    def tidy(self, process: Process) -> None: ...
+    def rotated(self, key: str) -> None: ...
+    def dropped(self, process: Process) -> None: ...
+    def concluded(self, process: Process, status: int) -> None: ...
 
 
 class Process:
@@ -43,8 +52,8 @@ class Process:
         "drained_",
         "dropped_lines",
         "key",
-        "launch",
         "log",
+        "log_watches",
         "monitor",
         "pid",
         "pidfd",
@@ -55,11 +64,13 @@ class Process:
         "watch",
     )
 
-    def __init__(self, monitor: Monitor, key: str) -> None:
+    def __init__(self, monitor: Processes, key: str) -> None:
         self.monitor = monitor
         self.key = key
         self.stdio = Stdio(monitor.loop, self)
-        self.launch: Launch | None = None
+        self.log_watches: list[tuple[int, int, Callable[[], None]]] | None = None
+        """While it is being launched: inode, offset and callback of each `Stdio.watch_log` to come.
+        """
         self.pid = 0
         self.pidfd = -1
         self.watch: Watch | None = None
@@ -75,7 +86,7 @@ class Process:
     @property
     def idle(self) -> bool:
         """Returns True if it neither runs nor is being created: only waiting clients keep it."""
-        return self.launch is None and self.pidfd < 0
+        return self.log_watches is None and self.pidfd < 0
 
     def start(
         self, pid: int, pidfd: int, stdio: Mapping[str, int], log: Target | None, stdin_once: bool, sink: Sink | None

@@ -4,7 +4,7 @@ spool, started again when it ends while there is something to do.
 It outlives the monitor. So it may be the child of an earlier one, and is then found by the pid in
 its lock file, which it holds locked while it runs.
 
-Owns:    the pidfd of the shipper.
+Owns:    the pidfd of the shipper, and the board, a page of memory that both processes share.
 Threads: the monitor's one.
 Raises:  nothing: a shipper that cannot be started is tried again later. Lines wait in the spools.
 """
@@ -18,22 +18,23 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from engine._fast.pump import Timer, Watch
+from engine._fast.board import Board
+from engine._fast.pump import Loop, Timer, Watch
 from engine._fast.spawn import spawn
-from engine.monitor.process import status_of
+from engine.logs import cursor
+from engine.logs.targets import Spool
+from engine.monitor.process import Process, status_of
 from engine.system.log_lines import say
-
-if TYPE_CHECKING:
-    from engine.monitor.monitor import Monitor
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """Seconds before a shipper that has ended is started again."""
 STEADY = 30.0
 """Seconds after which a shipper counts as running well."""
+SETTLE_GRACE = 60.0
+"""Seconds in which the processes that a dead monitor left join the board again."""
 END_LIMIT = 10.0
 """Seconds to wait for its end after SIGTERM."""
 LOG_SIZE = 1 << 20
@@ -42,13 +43,16 @@ UNKNOWN = -1
 
 
 class Shipper:
-    """`needed` returns True while a spool is open: a shipper that ends then is started again."""
+    """One that ends while a spool is open is started again."""
 
-    def __init__(self, monitor: Monitor, run: str, needed: Callable[[], bool]) -> None:
-        self._monitor = monitor
+    def __init__(self, loop: Loop, environment: Sequence[bytes], run: str, processes: Mapping[str, Process]) -> None:
+        """`processes`: all of this monitor, by key."""
+        self._loop = loop
+        self._environment = environment
         self._run = run
         self._directory = f"{run}/shipper"
-        self._needed = needed
+        self._processes = processes
+        self._board: Board | None = None
         self._root = ""
         self.pid = 0
         """0: none runs that is known."""
@@ -65,15 +69,39 @@ class Shipper:
         if self.pid == 0 and self._timer is None:
             self._find_or_start()
 
+    @property
+    def board(self) -> Board:
+        """Made when it is needed first."""
+        if self._board is None:
+            self._board = Board(os.fsencode(self._directory), monitor=True)
+            self._loop.call_later(SETTLE_GRACE, self._board.settle)
+        return self._board
+
+    def _check_board(self) -> None:
+        """Make the board again if it was removed from RUN. Raises OSError."""
+        if self._board is not None and self._board.replaced:
+            self._board = None
+            for process in self._processes.values():
+                process.stdio.move_log(self.board)
+
+    def acknowledged(self, container: str, path: str) -> tuple[int, int, int, int]:
+        """The newest known position of a spool. `path`: its cursor."""
+        try:
+            with open(path, "rb") as file:
+                saved = cursor.decode(file.read(cursor.SIZE))
+        except FileNotFoundError:
+            saved = None
+        return cursor.newest(saved.position if saved is not None else None, self.board.last(container))
+
     def _find_or_start(self) -> None:
         self._timer = None
         try:
-            self._monitor.check_board()
+            self._check_board()
             pid = self._running()
             if pid == 0:
                 pid = self._start()
             self._pidfd = os.pidfd_open(pid)
-            self._watch = self._monitor.loop.watch(self._pidfd, self._readable)
+            self._watch = self._loop.watch(self._pidfd, self._readable)
         except (OSError, ValueError):
             traceback.print_exc()
             self._close()
@@ -97,7 +125,7 @@ class Shipper:
 
     def _start(self) -> int:
         arguments = [sys.executable, "-P", "-S", "-m", "engine.shipper", "--root", self._root, "--run", self._run]
-        environment = [*self._monitor.environment, b"PYTHONPATH=" + os.fsencode(":".join(filter(None, sys.path)))]
+        environment = [*self._environment, b"PYTHONPATH=" + os.fsencode(":".join(filter(None, sys.path)))]
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         log = -1
@@ -106,7 +134,7 @@ class Shipper:
             if os.fstat(log).st_size > LOG_SIZE:
                 os.ftruncate(log, 0)
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-            return spawn([os.fsencode(each) for each in arguments], environment, b"/", null, log, log, most)
+            return spawn([os.fsencode(argument) for argument in arguments], environment, b"/", null, log, log, most)
         finally:
             os.close(null)
             if log >= 0:
@@ -125,7 +153,9 @@ class Shipper:
         if self._ended is not None:
             self._ended()
         # 0: it has nothing left to do, or was asked to end.
-        elif status != 0 or self._needed():
+        elif status != 0 or any(
+            isinstance(process.log, Spool) and not process.idle for process in self._processes.values()
+        ):
             if time.monotonic() - self._started > STEADY or status == 0:
                 self._pause = FIRST_PAUSE
             if status > 0:
@@ -133,7 +163,7 @@ class Shipper:
             self._start_later()
 
     def _start_later(self) -> None:
-        self._timer = self._monitor.loop.call_later(self._pause, self._find_or_start)
+        self._timer = self._loop.call_later(self._pause, self._find_or_start)
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def reap(self, pid: int) -> bool:
@@ -153,13 +183,13 @@ class Shipper:
                 self.pid = self._running()  # an earlier monitor's, which this one has not needed
                 if self.pid:
                     self._pidfd = os.pidfd_open(self.pid)
-                    self._watch = self._monitor.loop.watch(self._pidfd, self._readable)
+                    self._watch = self._loop.watch(self._pidfd, self._readable)
         if self.pid == 0:
             then()
             return
         self._ended = then
         self._signal(signal.SIGTERM)
-        self._monitor.loop.call_later(END_LIMIT, lambda: self._signal(signal.SIGKILL))
+        self._loop.call_later(END_LIMIT, lambda: self._signal(signal.SIGKILL))
 
     def _signal(self, number: int) -> None:
         with suppress(OSError):
