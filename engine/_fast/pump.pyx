@@ -897,6 +897,20 @@ cdef class Client(Source):
 cdef class Stdio:
     """The streams of one process, before, while and after it runs, and its clients.
 
+    The life of one, for a client that attaches before the start:
+
+        stdio = Stdio(loop, owner)
+        stdio.attach(socket, ...)           # nothing runs: it waits; more may come at any time
+        stdio.start(0, 1, 2, -1, ...)       # the descriptors are taken over, output is read
+        stdio.begin()                       # the daemon knows: input of clients is read too
+        ...                                 # output goes to the log, then to each client
+        stdio.finish(grace)                 # the process has exited: the pipes are read to the end
+        owner.drained()                     # called: all is logged and passed on
+        stdio.dismiss()                     # the exit is reported: clients get their end of stream
+
+    With `hold` a client gets nothing until `Loop.release`: the daemon first sends it the log up to
+    the position that it had at `attach`.
+
     Calls of `owner`: `detached(number, keys)` when a client left before the process's end;
     `input_ended()` when stdin was closed while the process runs; `rotated()` when a file of the log
     can be packed; `dropped(lines)` when entries could not be written to the log; `drained()` after

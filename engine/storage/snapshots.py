@@ -4,6 +4,32 @@ A layer begins as an *ingest*, a directory to extract into, and is then *committ
 chain_id. It exists while an image retains it, or a container's snapshot or another layer is on top.
 A snapshot is *prepared* for a container's id, *mounted* while the container runs, and *removed*.
 
+An image with two layers comes in, the lowest layer first::
+
+    snapshots.retain(top)                          # the image uses `top`, which may come later
+    for chain_id, diff_id, parent in ((base, diff_1, ""), (top, diff_2, base)):
+        ingest = await snapshots.ingest()
+        ...                                        # extract the archive into ingest.path
+        await snapshots.commit_layer(ingest, chain_id, Layer(ingest.number, diff_id, parent))
+    await snapshots.settle()                       # on the disk, whatever happens to the power now
+
+An ingest that is not committed is abandoned: `commit_layer` does so when it fails. A process that
+is killed leaves it, and `sweep` of the next one removes it.
+
+A container is created, started, read and removed::
+
+    await snapshots.prepare(key, top)              # an empty directory for its changes, on `top`
+    await snapshots.mount(key)                     # in `mount_namespace`; the host does not see it
+    async with snapshots.shown(key, target) as namespace:
+        ...                                        # the runtime runs there, its root at target
+    async with snapshots.opened(key) as path:      # the same mount; its own if nothing runs
+        ...                                        # archive calls
+    await snapshots.unmount(key)                   # the run has ended
+    await snapshots.remove(key)                    # also the layers that nothing else uses
+
+A build makes a layer of a step's changes without copying them: `take` turns the snapshot into an
+ingest. At start a process calls `resume`, so that what runs keeps its mount, and then `sweep`.
+
 Every implementation passes the suite in tests/contract/test_snapshots.py;
 tests/support/fakes/snapshots.py is one for unit tests. Not here: how layers are obtained
 (images/layers.py).

@@ -1,13 +1,29 @@
 """The networks of a swarm on this node: adopted, filled and dropped as the cluster says.
 
 This is all that `engine/cluster` calls. A network here is like any other for containers
-(`Networks.by_id`), with the driver `overlay` (`overlay.py`), but it is not stored: the swarm's
+(`Networks.by_id`), with the driver `overlay` (`driver.py`), but it is not stored: the swarm's
 managers keep it, and the cluster's part of the daemon keeps their view of it on disk. Every call is
 idempotent, so that a whole view may be applied again after any failure.
 
+A task needs a network that this node does not have. Its part of the view is applied in an order in
+which no traffic is led to what cannot be reached yet::
+
+    await overlays.adopt(record, meant)                # a namespace with bridge and VXLAN device
+    await overlays.set_peers(id, {endpoint: node}, ()) # where frames to each endpoint are sent
+    await overlays.set_services(id, {virtual: backends}, ())  # addresses that are balanced
+    overlays.set_names(id, {service: names}, ())       # what DNS answers
+    await overlays.set_ports(ports)                    # of the network `ingress` alone
+
+Later calls have what has changed. The route to an endpoint that has left goes last. When the last
+task has gone, `drop` removes the network, and refuses while a container is on it.
+
+A daemon that starts again finds the namespaces with the monitor (`Keeper`). It adopts with `keep`,
+so that containers keep their traffic if that fails, and calls `settle` when all views are applied
+and all running containers are known. `mend` repairs what other programs have changed in the kernel.
+
 Owns: which networks are adopted, their endpoints on other nodes, services and names as last set.
 Runs on the event loop; kernel work goes to threads (`drivers.Workers`). Locks: `_Adopted.lock`, for
-the changes of one network; `Network` and locks of `overlay.py` as there.
+the changes of one network; `Network` and locks of `driver.py` as there.
 Raises: ServerError that names the network; Forbidden for `drop` of a network with containers.
 """
 
