@@ -20,7 +20,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import ssl
 import time
 from collections.abc import Callable
@@ -53,6 +52,7 @@ from engine.swarm_session.messages import (
     Views,
     order_of_managers,
 )
+from engine.system.reconcile import Backoff, either
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled
 from engine.wire.nodes import NodeDescription
@@ -215,8 +215,7 @@ class Agent:
     # --- sessions ---------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        first, most = BACKOFF
-        pause = first
+        backoff = Backoff(*BACKOFF, jitter=True)
         while True:
             began = time.monotonic()
             silent = normal = False
@@ -248,13 +247,12 @@ class Agent:
                 level = logging.INFO if normal else logging.WARNING
                 _log.log(level, "the session with a manager has ended: %s", why)
                 self._order = self._order + 1 if silent or self._bye is not None else 0
-                if time.monotonic() - began > most:
-                    pause = first
+                if time.monotonic() - began > BACKOFF[1]:
+                    backoff.reset()
             else:
                 _log.info("no session with a manager: %s", why)
                 self._order += 1
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(most, 2 * pause)
+            await asyncio.sleep(backoff.failed())
 
     async def _one_session(self) -> None:
         self._bye = None
@@ -357,9 +355,7 @@ class Agent:
             assert self._session is not None
             period = max(0.05, self._session.period)
             connection.write(Beat())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(period):
-                    await connection.closed.wait()
+            await either(connection.closed, period)
             if time.monotonic() - self._heard > SILENCE * period:
                 raise Silent(f"the manager was silent for {time.monotonic() - self._heard:.1f} s")
             if time.monotonic() - described > DESCRIPTION_TIME:
@@ -440,9 +436,7 @@ class Agent:
         while True:
             await self._dirty.wait()
             await asyncio.sleep(URGENT_TIME)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BATCH_TIME):
-                    await self._urgent.wait()
+            await either(self._urgent, BATCH_TIME)
             self._urgent.clear()
             self._dirty.clear()
             try:

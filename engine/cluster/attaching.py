@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
@@ -36,8 +36,8 @@ from engine.errors import EngineError, Forbidden, InvalidParameter, NotAttachabl
 from engine.networks.attachments import Lent
 from engine.swarm_session.frames import Connection
 from engine.swarm_session.messages import Assigned, Attach, Attached, Detach
-from engine.system.tasks import shield, spawn
-from engine.system.threads import cancelled
+from engine.system.reconcile import Backoff, Reconciler
+from engine.system.tasks import shield
 from engine.wire.containers import EndpointSettings
 
 if TYPE_CHECKING:
@@ -89,17 +89,14 @@ class Attaching:
         """Attachment by container and network."""
         self._ends: dict[str, asyncio.TimerHandle] = {}
         """Attachments whose container has left, until they are given back."""
-        self._returned: dict[str, None] = {}
+        self._returned: set[str] = set()
         """Attachments that are given back as soon as a manager answers."""
-        self._returning: asyncio.Task[None] | None = None
+        self._returns = self._reconciler(self._give_one_back, "given back")
         self._outdated: dict[str, bool] = {}
         """Attachments that are asked for again: True if the managers have lost them, False if they
         know the container under another name.
         """
-        self._renewing: dict[str, asyncio.Task[None]] = {}
-        """By attachment: each is tried by itself, as one may fail for ever, or its container be
-        busy for long.
-        """
+        self._renewals = self._reconciler(self._renew_one, "asked for again")
         self._asking = asyncio.Semaphore(AT_ONCE)
         self._lends = False
         """This node is part of a swarm, and does not leave it."""
@@ -107,6 +104,22 @@ class Attaching:
         self._online = asyncio.Event()
         self.task_of: TaskOf = lambda container: None
         networks.held = self._holds
+
+    def _reconciler(self, step: Callable[[str], Awaitable[None]], what: str) -> Reconciler[str]:
+        """Each attachment is tried by itself: one may fail for ever, or its container be busy for
+        long.
+        """
+
+        def failed(attachment: str, error: Exception, seconds: float) -> None:
+            bug = not isinstance(error, (EngineError, TimeoutError, ConnectionError))
+            _log.warning("attachment %s cannot be %s yet: %s", attachment, what, words(error), exc_info=bug)
+
+        return Reconciler(
+            step,
+            failed,
+            what=lambda attachment: f"swarm: attachment {attachment} is {what}",
+            backoff=lambda: Backoff(AGAIN, AGAIN),
+        )
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -119,13 +132,15 @@ class Attaching:
     def open(self) -> None:
         """An agent begins."""
         self._lends = True
+        self._returns.open()
+        self._renewals.open()
 
     def settle(self) -> None:
         """The containers are restored: give back what none of them uses."""
         for attachment, row in self._all.items():
             container = self._parts.containers.find(row.container)
             if container is None or (container.running and not _is_on(container, row.network)):
-                self._returned[attachment] = None
+                self._returned.add(attachment)
             elif not container.running:
                 self._end_later(attachment, BOOT_LINGER)
 
@@ -157,9 +172,8 @@ class Attaching:
         for handle in self._ends.values():
             handle.cancel()
         self._ends.clear()
-        for each in (self._returning, *self._renewing.values()):
-            if each is not None:
-                await cancelled(each)
+        await self._returns.close()
+        await self._renewals.close()
 
     async def clear(self) -> None:
         """This node leaves the swarm: plain containers leave its networks, and stay. No container
@@ -332,7 +346,7 @@ class Attaching:
 
     def _keep(self, attachment: str) -> None:
         """Its container uses it."""
-        self._returned.pop(attachment, None)
+        self._returned.discard(attachment)
         handle = self._ends.pop(attachment, None)
         if handle is not None:
             handle.cancel()
@@ -344,51 +358,36 @@ class Attaching:
     def _return(self, attachment: str) -> None:
         """Give it back when a manager can be asked."""
         self._ends.pop(attachment, None)
-        self._returned[attachment] = None
+        self._returned.add(attachment)
         self._give_back()
 
     def _give_back(self) -> None:
-        if self._returning is None and self._returned and self._connection is not None:
-            self._returning = spawn(self._give_all_back(), "swarm: attachments that are given back")
+        if self._connection is not None:
+            for attachment in self._returned:
+                self._returns.mark(attachment)
 
-    async def _give_all_back(self) -> None:
-        try:
-            while self._returned and self._connection is not None:
-                attachment = next(iter(self._returned))
-                try:
-                    await self._end(attachment)
-                except (EngineError, TimeoutError, ConnectionError) as error:
-                    _log.warning("attachment %s cannot be given back yet: %s", attachment, words(error))
-                    del self._returned[attachment]
-                    self._returned[attachment] = None  # others come first now
-                    await asyncio.sleep(AGAIN)
-        finally:
-            self._returning = None
+    async def _give_one_back(self, attachment: str) -> None:
+        async with self._asking:
+            if attachment in self._returned and self._connection is not None:
+                await self._end(attachment)
 
     # --- what is asked for again ------------------------------------------------------------------
 
     def _renew(self) -> None:
         if self._connection is not None and self._lends:
-            for attachment in self._outdated.keys() - self._renewing.keys():
-                work = self._renew_until_done(attachment)
-                self._renewing[attachment] = spawn(work, f"swarm: attachment {attachment} is asked for again")
+            for attachment in self._outdated:
+                self._renewals.mark(attachment)
 
-    async def _renew_until_done(self, attachment: str) -> None:
-        try:
-            while attachment in self._outdated and self._connection is not None and self._lends:
-                row = self._all.get(attachment)
-                container = None if row is None else self._parts.containers.find(row.container)
-                try:
-                    if row is not None and container is not None:
-                        await self._renew_one(attachment, row, container)
-                    self._outdated.pop(attachment, None)
-                except (EngineError, TimeoutError, ConnectionError) as error:
-                    _log.warning("attachment %s cannot be asked for again yet: %s", attachment, words(error))
-                    await asyncio.sleep(AGAIN)
-        finally:
-            del self._renewing[attachment]
+    async def _renew_one(self, attachment: str) -> None:
+        if attachment not in self._outdated or self._connection is None or not self._lends:
+            return
+        row = self._all.get(attachment)
+        container = None if row is None else self._parts.containers.find(row.container)
+        if row is not None and container is not None:
+            await self._replace(attachment, row, container)
+        self._outdated.pop(attachment, None)
 
-    async def _renew_one(self, attachment: str, row: AttachmentRow, container: Container) -> None:
+    async def _replace(self, attachment: str, row: AttachmentRow, container: Container) -> None:
         async with container.lock:
             if self._of.get((row.container, row.network)) != attachment:
                 return
@@ -418,14 +417,14 @@ class Attaching:
         handle = self._ends.pop(attachment, None)
         if handle is not None:
             handle.cancel()
-        self._returned[attachment] = None
+        self._returned.add(attachment)
         row = self._all.get(attachment)
         if row is not None and self._of.get((row.container, row.network)) == attachment:
             # never used again: without an answer, it may still be removed later
             del self._of[row.container, row.network]
         with contextlib.suppress(NotFound):
             await self._connection.ask(Detach(attachment=attachment), timeout=ATTACH_LIMIT)
-        self._returned.pop(attachment, None)
+        self._returned.discard(attachment)
         self._outdated.pop(attachment, None)
         if self._all.pop(attachment, None) is not None:
             await self._records.commit(self._rows.delete(attachment))

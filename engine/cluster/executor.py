@@ -1,8 +1,7 @@
 """Carries out this node's tasks: each becomes a container, whose life is the task's state.
 
-A task has one driver at most, an asyncio task that is there only while something is to be done
-(`_drive`). It compares what is wanted with what is there and takes one step after the other; what
-happens to the container in between (exit, health, removal) wakes it by the observers of
+`Reconciler` drives each task. A step compares what is wanted with what is there and does one thing;
+what happens to the container in between (exit, health, removal) wakes the task by the observers of
 `containers`. So an idle node costs nothing, and 1,000 tasks cost 1,000 small objects.
 
 The states are the API's (1.24, "Tasks"), forward only:
@@ -14,7 +13,7 @@ The container is named after the task, so that there is one at most: a daemon th
 the create, and before it knew, finds it by name and labels. A container that has ended stays until
 the managers forget the task. Restarts are the leader's decision, which makes another task.
 
-Owns:    the drivers, the containers of tasks.
+Owns:    the containers of tasks.
 Threads: the event loop's. Creates and starts are bounded (`PARALLEL`); pulls and stops are not.
 Raises:  nothing: a failure is the task's error.
 Not here: the session (`agent.py`), the create's body (`bodies.py`), rows (`tasks.py`).
@@ -53,6 +52,7 @@ from engine.errors import (
 )
 from engine.swarm_session.messages import Assigned, Assignments, Status
 from engine.swarm_session.states import TaskState
+from engine.system.reconcile import Backoff, Reconciler
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled
 from engine.wire.services import ServiceSpec
@@ -87,7 +87,7 @@ class _Superseded(Exception):
 class _Task:
     """One task in work."""
 
-    __slots__ = ("again", "assigned", "driver", "failures", "gone", "observed", "stopping", "unhealthy", "waiting")
+    __slots__ = ("assigned", "gone", "observed", "stopping", "unhealthy", "waiting")
 
     def __init__(self, assigned: Assigned, observed: Observed) -> None:
         self.assigned = assigned
@@ -98,13 +98,8 @@ class _Task:
         """Its container is being ended because the task is not wanted any more."""
         self.unhealthy = False
         """Its container is being ended because of its health check."""
-        self.driver: asyncio.Task[None] | None = None
-        self.again = False
-        """Something has changed since the driver looked."""
         self.waiting: asyncio.Task[object] | None = None
-        """What the driver awaits and may be cancelled when the task is not wanted any more."""
-        self.failures = 0
-        """Stops or removals that failed in sequence."""
+        """What its step awaits and may be cancelled when the task is not wanted any more."""
 
     @property
     def wanted(self) -> bool:
@@ -137,11 +132,15 @@ class Executor:
         self._pulls = Pulls(parts.images, parts.remote, mirrors=lambda: parts.remote.mirrored)
         self._tasks: dict[str, _Task] = {}
         self._by_container: dict[str, str] = {}
-        self._drivers: set[asyncio.Task[None]] = set()
-        """Those of tasks that are forgotten, too, until their records are removed."""
+        self._work = Reconciler(
+            self._reconcile,
+            self._step_failed,
+            what=lambda task: f"task {task.assigned.id}",
+            backoff=lambda: Backoff(*AGAIN),
+        )
+        """On tasks that are forgotten, too, until their records are removed."""
         self._slots = asyncio.Semaphore(PARALLEL)
         self._removals = asyncio.Semaphore(REMOVALS)
-        self._closed = False
         self._synchronized = False
         """A manager has sent the whole set to this daemon."""
         self._restarting: set[str] = set()
@@ -168,12 +167,8 @@ class Executor:
 
     async def close(self) -> None:
         """The daemon ends. Containers run on; the next daemon goes on with the tasks."""
-        self._closed = True
         self._unsubscribe()
-        for driver in self._drivers:
-            driver.cancel()
-        if self._drivers:
-            await asyncio.wait(list(self._drivers))
+        await self._work.close()
         await self._pulls.close()
 
     async def assign(self, message: Assignments) -> None:
@@ -254,15 +249,7 @@ class Executor:
     # --- what wakes a task ------------------------------------------------------------------------
 
     def _wake(self, task: _Task) -> None:
-        if self._closed:
-            return
-        if task.driver is None:
-            task.again = False
-            task.driver = spawn(self._drive(task), f"task {task.assigned.id}")
-            self._drivers.add(task.driver)
-            task.driver.add_done_callback(self._drivers.discard)
-            return
-        task.again = True
+        self._work.mark(task, urgent=not task.wanted)
         if task.waiting is not None and not task.wanted:
             task.waiting.cancel()
 
@@ -301,43 +288,27 @@ class Executor:
         else:
             self._empty.set()
 
-    # --- the driver -------------------------------------------------------------------------------
+    # --- the steps of a task ----------------------------------------------------------------------
 
-    async def _drive(self, task: _Task) -> None:
+    async def _reconcile(self, task: _Task) -> float | None:
         try:
-            while True:
-                task.again = False
-                try:
-                    done = not await self._step(task)
-                except _Superseded:
-                    continue
-                except (EngineError, OSError) as error:
-                    # Of an end: a failure before is the task's, and final.
-                    await self._pause(task, error)
-                    continue
-                except Exception as error:  # a bug: without a driver the task would never end
-                    _log.exception("task %s (%s)", task.assigned.id, task.assigned.name)
-                    container = self._find(task)
-                    if task.wanted and not (container is not None and container.running):
-                        self._fail(task, ServerError(BUG))
-                    else:
-                        await self._pause(task, error)
-                    continue
-                task.failures = 0
-                if done and not task.again:
-                    return
-        finally:
-            task.driver = None
+            return 0.0 if await self._step(task) else None
+        except _Superseded:
+            return 0.0
+        except (EngineError, OSError):
+            raise  # of an end: a failure before is the task's, and final
+        except Exception:
+            container = self._find(task)
+            if not task.wanted or (container is not None and container.running):
+                raise
+            _log.exception("task %s (%s)", task.assigned.id, task.assigned.name)
+            self._fail(task, ServerError(BUG))
+            return 0.0
 
-    async def _pause(self, task: _Task, error: Exception) -> None:
-        first, most = AGAIN
-        seconds = min(most, first * 2 ** min(task.failures, 16))
-        task.failures += 1
-        _log.error(
-            "task %s (%s): %s; trying again in %g s", task.assigned.id, task.assigned.name, words(error), seconds
-        )
-        with contextlib.suppress(_Superseded):  # something has changed: try at once
-            await self._unless_superseded(task, asyncio.sleep(seconds))
+    def _step_failed(self, task: _Task, error: Exception, seconds: float) -> None:
+        text = "task %s (%s): %s; trying again in %g s"
+        bug = not isinstance(error, (EngineError, OSError))
+        _log.error(text, task.assigned.id, task.assigned.name, words(error), seconds, exc_info=bug)
 
     async def _step(self, task: _Task) -> bool:
         """Take one step. Returns False when there is nothing to do until something changes."""
@@ -425,7 +396,7 @@ class Executor:
         try:
             created = await self._containers.create(body, task.assigned.name)
         except Conflict:
-            found = self._find(task)  # the last daemon's, or that of a driver that was cancelled
+            found = self._find(task)  # the last daemon's, or that of a step that was cancelled
             if found is None:
                 raise
             container = found

@@ -51,6 +51,7 @@ from engine.errors import (
 )
 from engine.swarm_session.frames import Connection
 from engine.swarm_session.messages import Begin, Change, Done, Joined, LogLine, Peer, Renewed, Session
+from engine.system.reconcile import Backoff, either
 from engine.system.tasks import shield, spawn
 from engine.system.threads import cancelled, uninterrupted, whole
 
@@ -144,7 +145,7 @@ class Membership:
         self._renew_now = False
         self._renewal: tuple[Certificate | None, float] = None, 0.0
         """The certificate, and the time at which it is renewed, in seconds since the epoch."""
-        self._renewal_pauses = _Pauses()
+        self._renewal_backoff = _backoff()
         self._patient_until = 0.0
         self._trouble = ""
         """Why the present step does not get on; "" when it does."""
@@ -292,9 +293,7 @@ class Membership:
                 await self._make_new(chosen, body)
             else:
                 await self._found(chosen, body)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REGISTER_LIMIT):
-                    await self._registered.wait()
+            await either(self._registered, REGISTER_LIMIT)
             return self._state.node
 
     async def _found(self, chosen: addresses.Chosen, body: str) -> None:
@@ -451,7 +450,7 @@ class Membership:
 
     async def _carry_on(self) -> None:
         """Carry out steps until a phase without one. A step that fails is repeated."""
-        pauses = _Pauses()
+        backoff = _backoff()
         self._trouble = ""
         while (step := self._steps.get(self.phase)) is not None:
             phase = self.phase
@@ -460,14 +459,14 @@ class Membership:
             except EngineError as error:
                 self._trouble = error.message
                 _log.error("swarm: %s: %s", phase, error.message)
-                await pauses.next()
+                await asyncio.sleep(backoff.failed())
             except Exception:
                 self._trouble = BUG
                 _log.exception("swarm: %s", phase)
-                await pauses.next()
+                await asyncio.sleep(backoff.failed())
             else:
                 _log.info("swarm: this node was %s and is %s", phase, self.phase)
-                pauses = _Pauses()
+                backoff.reset()
                 self._trouble = ""
 
     async def _halt(self) -> None:
@@ -527,7 +526,7 @@ class Membership:
         asked = self._outcome is not None or self._state.detached or self._directory.kept_request() is not None
         if certificate is None and not asked:
             return Verb.FAIL  # its client has seen the daemon end before any manager was asked
-        pauses = _Pauses()
+        backoff = _backoff()
         while certificate is None:
             try:
                 answer, key, address = await credentials.join(
@@ -539,7 +538,7 @@ class Membership:
                 )
             except credentials.Unreachable as error:
                 self._trouble = error.message
-                if pauses.count >= UNREACHABLE_TRIES and not self._state.detached:
+                if backoff.failures >= UNREACHABLE_TRIES and not self._state.detached:
                     self._failure = error
                     return Verb.FAIL
             except EngineError as error:
@@ -555,7 +554,7 @@ class Membership:
                 managers = answer.managers or (Peer(node="", address=address),)
                 await self._save(managers=managers, epoch=answer.epoch, seen=self._seen(answer.seen))
                 break
-            await pauses.next()
+            await asyncio.sleep(backoff.failed())
         await self._save(
             node=certificate.node,
             swarm=certificate.swarm,
@@ -594,7 +593,7 @@ class Membership:
     async def _keep_managing(self) -> Verb:
         self._removed = False
         await self._run_agent("manager")
-        pauses = _Pauses()
+        backoff = _backoff()
         while not self._process.watched:
             try:
                 await self._process.begin(self._begin("restore"))
@@ -604,7 +603,7 @@ class Membership:
             except EngineError as error:
                 self._trouble = error.message
                 _log.error("swarm: the manager does not serve yet: %s", error.message)
-                await pauses.next()
+                await asyncio.sleep(backoff.failed())
         while True:
             self._wake.clear()
             if self._removed:
@@ -618,15 +617,15 @@ class Membership:
         """PROMOTING: a manager's certificate, then a voting member."""
         if self._outcome is None:
             await self._run_agent("worker")
-        pauses = _Pauses()
+        backoff = _backoff()
         while (certificate := self._directory.certificate()) is None or certificate.role != "manager":
             if self._barred:
                 return await self._strand()
             if await self._renew() == "worker":
                 return Verb.DEMOTE
             if self._trouble:
-                await pauses.next()
-        pauses = _Pauses()
+                await asyncio.sleep(backoff.failed())
+        backoff = _backoff()
         while True:
             if self._barred:
                 return await self._strand()
@@ -646,7 +645,7 @@ class Membership:
             except EngineError as error:
                 self._trouble = error.message
             _log.warning("swarm: this node is not a manager yet: %s", self._trouble)
-            await pauses.next()
+            await asyncio.sleep(backoff.failed())
 
     async def _demote(self) -> Verb:
         """DEMOTING: the member is gone; a worker's certificate."""
@@ -657,18 +656,18 @@ class Membership:
         if self._wishes("manager"):
             self._session = None  # told before the demotion
         await self._close_agent()  # that of the manager, which asks its own process first
-        pauses = _Pauses()
+        backoff = _backoff()
         while not (role := await self._renew()):
             if self._barred:
                 return await self._strand()
             # not before: each certificate needs a session of its own
             await self._run_agent("worker")
-            await pauses.next()
+            await asyncio.sleep(backoff.failed())
         return Verb.SUCCEED if role == "worker" else Verb.PROMOTE
 
     async def _force(self) -> Verb:
         """FORCING, taken up by the next daemon: its client has not been answered."""
-        pauses = _Pauses()
+        backoff = _backoff()
         while True:
             try:
                 await self._make_by_force()
@@ -677,7 +676,7 @@ class Membership:
             except EngineError as error:
                 self._trouble = error.message
                 _log.error("swarm: the new cluster is not made yet: %s", error.message)
-                await pauses.next()
+                await asyncio.sleep(backoff.failed())
             else:
                 await self._save(request="")
                 return Verb.SUCCEED
@@ -847,22 +846,16 @@ class Membership:
         if certificate is None or certificate != self._renewal[0]:
             begins, ends = (certificate.begins, certificate.ends) if certificate is not None else (0, 0)
             self._renewal = certificate, begins + (ends - begins) * random.uniform(*RENEWAL)
-            self._renewal_pauses = _Pauses()
+            self._renewal_backoff = _backoff()
         if self._renew_now or time.time() >= self._renewal[1]:
             role = await self._renew()
             if role:
                 self._renew_now = False
             else:
-                await self._woken(self._renewal_pauses.following())
+                await either(self._wake, self._renewal_backoff.failed())
             return role
-        await self._woken(min(self._renewal[1] - time.time(), LONGEST_SLEEP))
+        await either(self._wake, min(self._renewal[1] - time.time(), LONGEST_SLEEP))
         return "" if certificate is None else certificate.role
-
-    async def _woken(self, seconds: float) -> None:
-        """Wait for something to look at, at most for so long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(seconds, 0)):
-                await self._wake.wait()
 
     async def _renew(self) -> str:
         """Ask for a certificate in the role that the swarm wishes. Returns the role of the new one,
@@ -905,20 +898,9 @@ class Membership:
         )
 
 
-class _Pauses:
-    """Growing pauses between the repetitions of a request."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def following(self) -> float:
-        """Seconds of the next pause."""
-        longest: float = min(SHORTEST_PAUSE * 2**self.count, LONGEST_PAUSE)
-        self.count += 1
-        return longest * random.uniform(0.5, 1.0)
-
-    async def next(self) -> None:
-        await asyncio.sleep(self.following())
+def _backoff() -> Backoff:
+    """The pauses between the repetitions of a request."""
+    return Backoff(SHORTEST_PAUSE, LONGEST_PAUSE, jitter=True)
 
 
 def _remotes(given: list[str]) -> tuple[str, ...]:

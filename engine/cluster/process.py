@@ -33,6 +33,7 @@ from engine.cluster import client
 from engine.errors import EngineError, ServerError, Unavailable, reason
 from engine.swarm_session.frames import Connection
 from engine.swarm_session.messages import Begin, Stop
+from engine.system.reconcile import Backoff
 from engine.system.tasks import spawn
 from engine.system.threads import cancelled
 
@@ -166,7 +167,7 @@ class Process:
         """Keep a process serving. Ends when it was removed from the managers."""
         again = msgspec.structs.replace(begin, how="restore", body=b"", peers=())
         loop = asyncio.get_running_loop()
-        pause = SHORTEST_PAUSE
+        backoff = Backoff(SHORTEST_PAUSE, LONGEST_PAUSE)
         while True:
             served = loop.time()
             if self._connection is not None:
@@ -180,9 +181,8 @@ class Process:
                     return
                 _log.error("swarm: %s; connecting again", lost.message)
             if loop.time() - served > LONGEST_PAUSE:
-                pause = SHORTEST_PAUSE
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
+                backoff.reset()
+            await asyncio.sleep(backoff.failed())
             try:
                 await self._serve(again)
             except Removed:

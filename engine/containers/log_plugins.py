@@ -22,7 +22,6 @@ import contextlib
 import errno
 import logging
 import os
-import random
 import select
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -35,6 +34,7 @@ from engine.logs.deliveries import LogPlugin
 from engine.plugins.client import Plugin
 from engine.plugins.registry import Plugins
 from engine.system import files
+from engine.system.reconcile import Backoff, either, first_of
 from engine.system.tasks import spawn
 from engine.system.threads import uninterrupted
 from engine.wire.containers import LogConfig
@@ -285,7 +285,7 @@ class Session:
         """The FIFO, from the plugin's agreement to read it until the plugin is asked to stop."""
         self._known = False
         """The plugin may know the FIFO."""
-        self._failures = 0
+        self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=True)
         """Times in a row that the plugin did not read, or not for long."""
 
     @property
@@ -347,8 +347,7 @@ class Session:
             except _FAILURES as error:
                 self._is_away(error)
             self._close()
-            self._failures += 1
-            await asyncio.sleep(_pause(self._failures))
+            await asyncio.sleep(self._backoff.failed())
         await self._stop()
         self._owner.forget(self)
 
@@ -383,7 +382,7 @@ class Session:
         begun = time.monotonic()
         closed = self._owner.watch(self._writer)
         try:
-            if await _either(closed, self.ended):
+            if await first_of(closed.wait(), self.ended.wait()):
                 return False
             left, since = -1, time.monotonic()
             while now_left := await self._left():
@@ -394,26 +393,23 @@ class Session:
                         "container %s: plugin %s does not read its last %d bytes", self.id, self.target.name, left
                     )
                     break
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK):
-                        await closed.wait()
-                        return False
+                if await either(closed, LOOK):
+                    return False
             return True
         finally:
             self._owner.unwatch(self._writer)
             if time.monotonic() - begun > STEADY:
-                self._failures = 0
+                self._backoff = Backoff(FIRST_PAUSE, LONGEST_PAUSE, jitter=True)
 
     async def _is_read(self) -> bool:
         """Wait until the plugin has opened the FIFO. No event reports that."""
         poll = select.poll()
         poll.register(self._writer, 0)
-        pause, end = 0.001, time.monotonic() + OPEN_LIMIT
+        backoff, end = Backoff(0.001, 0.1), time.monotonic() + OPEN_LIMIT
         while poll.poll(0):
             if time.monotonic() > end:
                 return False
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, 0.1)
+            await asyncio.sleep(backoff.failed())
         return True
 
     async def _left(self) -> int:
@@ -459,22 +455,6 @@ class Session:
             await self._stop()
         else:
             self._close()
-
-
-async def _either(first: asyncio.Event, second: asyncio.Event) -> bool:
-    """Wait until either is set. Returns True if it is the first one."""
-    waits = [asyncio.ensure_future(each.wait()) for each in (first, second)]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for each in waits:
-            each.cancel()
-    return first.is_set()
-
-
-def _pause(failures: int) -> float:
-    longest: float = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 12))
-    return longest * random.uniform(0.5, 1.0)
 
 
 def _unfound(name: str, error: EngineError) -> str:

@@ -33,6 +33,7 @@ from engine.manager.store import Change, Compare, Delete, Entry, Event, Put, Sta
 from engine.swarm_session.clock import Clock
 from engine.swarm_session.frames import refusal
 from engine.swarm_session.messages import Attach, Refused
+from engine.system.reconcile import either
 
 ANSWER = 15.0
 """Seconds in which the leader gives an address."""
@@ -139,19 +140,10 @@ class Attachments:
                     raise Unavailable(
                         f"attaching to network {network.name} failed: no address was given within {ANSWER:.0f} s"
                     )
-                await self._wait(waiting, min(left, LOOK))
+                await either(waiting, min(left, LOOK), self._clock.sleep)
         finally:
             if self._waiting.get(key) is waiting:
                 del self._waiting[key]
-
-    async def _wait(self, waiting: asyncio.Event, seconds: float) -> None:
-        work = asyncio.ensure_future(waiting.wait())
-        timer = asyncio.ensure_future(self._clock.sleep(seconds))
-        try:
-            await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            work.cancel()
-            timer.cancel()
 
     async def remove(self, node: str, key: str) -> None:
         """Remove an attachment of this node, if there is such a one."""

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from engine.swarm_session.clock import Clock
+from engine.system.reconcile import either
 from engine.system.tasks import spawn
 
 T = TypeVar("T")
@@ -61,7 +62,7 @@ class Batches(Generic[T, R]):
             while self._waiting:
                 pause = max(FIRST, self._last + PAUSE - self._clock.monotonic())
                 if not self._full.is_set():
-                    await self._until_full(pause)
+                    await either(self._full, pause, self._clock.sleep)
                 if self._urgent and self._count < FULL:
                     await self._clock.sleep(FIRST)  # others may come with it
                 self._full.clear()
@@ -71,15 +72,6 @@ class Batches(Generic[T, R]):
                 await self._done(batch)
         finally:
             self._worker = None
-
-    async def _until_full(self, pause: float) -> None:
-        timer = asyncio.ensure_future(self._clock.sleep(pause))
-        full = asyncio.ensure_future(self._full.wait())
-        try:
-            await asyncio.wait({timer, full}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            timer.cancel()
-            full.cancel()
 
     async def _done(self, batch: list[tuple[Sequence[T], asyncio.Future[Sequence[R]]]]) -> None:
         try:

@@ -25,6 +25,7 @@ from engine.manager.kv import Etcd, EtcdError, LeaseGone
 from engine.manager.records import LEADER, MANAGERS, Leader, ManagerPresence
 from engine.manager.store import Compare, Event, Fenced, Put, Stale, Store
 from engine.swarm_session.clock import Clock
+from engine.system.reconcile import either
 from engine.system.tasks import spawn
 
 LEASE = 5
@@ -73,7 +74,7 @@ class Leadership:
                     await self._decide(lead)
                 except EngineError as error:
                     _log.debug("leadership: %s", error.message)
-                await self._pause(POLL)
+                await either(self._wake, POLL, self._clock.sleep)
         finally:
             unsubscribe()
             present.cancel()
@@ -82,16 +83,6 @@ class Leadership:
     def _changed(self, event: Event) -> None:
         if event.kind is LEADER or event.kind is MANAGERS:
             self._wake.set()
-
-    async def _pause(self, seconds: float) -> None:
-        """Wait so long, or until the leader or a manager's presence changes."""
-        waking = asyncio.ensure_future(self._wake.wait())
-        sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
-        try:
-            await asyncio.wait({waking, sleeping}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waking.cancel()
-            sleeping.cancel()
 
     # --- presence ---------------------------------------------------------------------------------
 

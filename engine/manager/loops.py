@@ -17,6 +17,7 @@ from typing import Protocol
 from engine.errors import EngineError
 from engine.manager.store import Change, Compare, Event, Fenced, Store
 from engine.swarm_session.clock import Clock
+from engine.system.reconcile import either
 
 PAUSE = 0.25
 """Seconds after a step that failed."""
@@ -111,13 +112,7 @@ class Loops:
                 continue
             pause = min(times) - self._clock.monotonic()
             if pause > 0 and not self._wake.is_set():
-                waking = asyncio.ensure_future(self._wake.wait())
-                sleeping = asyncio.ensure_future(self._clock.sleep(pause))
-                try:
-                    await asyncio.wait({waking, sleeping}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    waking.cancel()
-                    sleeping.cancel()
+                await either(self._wake, pause, self._clock.sleep)
             else:
                 await asyncio.sleep(0)
 

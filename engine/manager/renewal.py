@@ -31,6 +31,7 @@ from engine.manager.tls import Credentials
 from engine.swarm_session.clock import Clock
 from engine.swarm_session.states import Role
 from engine.system.files import write_atomically
+from engine.system.reconcile import either
 from engine.system.tasks import spawn
 
 PERIOD = 30.0
@@ -100,12 +101,7 @@ class Upkeep:
             except Exception:  # without it the certificate would expire
                 _log.exception("the own certificate is not kept")
                 pause = AGAIN
-            waking, sleeping = asyncio.ensure_future(self._wake.wait()), asyncio.ensure_future(self._clock.sleep(pause))
-            try:
-                await asyncio.wait({waking, sleeping}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waking.cancel()
-                sleeping.cancel()
+            await either(self._wake, pause, self._clock.sleep)
 
     async def keep(self) -> None:
         """Keep what `rescue` needs, where etcd has it too."""

@@ -50,6 +50,7 @@ from engine.manager.kv import Operation as KeyOperation
 from engine.manager.records import KINDS, LEADER, TASKS, Kind, Task, encode, kind_of
 from engine.manager.turns import Turns
 from engine.swarm_session.clock import SECOND, Clock
+from engine.system.reconcile import first_of
 from engine.system.tasks import spawn
 
 R = TypeVar("R", bound=msgspec.Struct)
@@ -411,7 +412,7 @@ class Store:
             revision = found.revision + self._base
             if self.revision >= revision:
                 return ""
-            if await self._within(self.reach(revision), max(0.0, ends - self._clock.monotonic())):
+            if await first_of(self.reach(revision), self._clock.sleep(max(0.0, ends - self._clock.monotonic()))):
                 return ""
             reason = f"the cache has revision {self.revision} of {revision}"
         return self.unavailable(reason) + await self._count()
@@ -425,17 +426,6 @@ class Store:
     def unavailable(self, reason: str) -> str:
         """Why etcd has not answered. `reason`: what its client says."""
         return self.broken or f"the swarm has no leader or lost its quorum: {reason}"
-
-    async def _within(self, coroutine: Any, seconds: float) -> bool:
-        """Whether `coroutine` ended within these seconds of the clock."""
-        work = asyncio.ensure_future(coroutine)
-        timer = asyncio.ensure_future(self._clock.sleep(seconds))
-        try:
-            await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
-            return bool(work.done())
-        finally:
-            timer.cancel()
-            work.cancel()
 
     async def _count(self) -> str:
         if self.reachable is None:
@@ -536,7 +526,7 @@ class Store:
                     continue
                 revision = outcome.revision + self._base
                 left = max(0.0, ends - self._clock.monotonic())
-                if self.revision < revision and not await self._within(self.reach(revision), left):
+                if self.revision < revision and not await first_of(self.reach(revision), self._clock.sleep(left)):
                     raise ServerError(
                         f"context deadline exceeded: revision {revision} is written, but the watch is behind"
                     )
@@ -567,7 +557,7 @@ class Store:
             await self.reach(await turns.begin() + self._base)
 
         work = asyncio.ensure_future(begin())
-        if not await self._within(work, seconds):
+        if not await first_of(work, self._clock.sleep(seconds)):
             return False
         work.result()
         return True

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
 import ssl
 import time
 from abc import ABC, abstractmethod
@@ -26,6 +25,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from engine.logs.deliveries import Delivery
+from engine.system.reconcile import either, jittered, pause
 
 if TYPE_CHECKING:
     from engine._fast.wireform import Form
@@ -177,9 +177,7 @@ class Destination(ABC):
         """Wait until another feed may have something to send, or `interrupt` is called, whether or
         not feeds wait already."""
         self._wake.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
+        await either(self._wake, seconds)
 
     def interrupt(self) -> None:
         """End a `wait`: something else has happened."""
@@ -300,8 +298,7 @@ class Destination(ABC):
 
 def back_off(attempts: int, first: float = FIRST_PAUSE) -> float:
     """Seconds until the next attempt, after so many. `first`: after one, at most."""
-    longest: float = min(LONGEST_PAUSE, first * 2.0 ** min(attempts, 12) / 2)
-    return longest * random.uniform(0.5, 1.0)
+    return jittered(pause(attempts, first, LONGEST_PAUSE))
 
 
 def describe(error: BaseException) -> str:

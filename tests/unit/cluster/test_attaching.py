@@ -303,7 +303,7 @@ async def test_a_lost_one_is_not_used_by_the_next_start(monkeypatch: pytest.Monk
     here.attaching.lost()
     here.manager.attachments.clear()
     here.online("a1")
-    await here.until(lambda: not here.attaching._renewing)
+    await here.until(lambda: not here.attaching._renewals)
     assert (await here.lend()).addresses == {4: IPv4Address("10.0.0.3")}
     await here.until(lambda: here.attaching.in_use() == ("a2",) and [*here.attaching._all] == ["a2"])
     assert [key for kind, key in here.records.all if kind == "swarm-attachment"] == ["a2"]
