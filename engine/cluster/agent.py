@@ -168,8 +168,7 @@ class Agent:
         cannot be read.
         """
         self._networks.open(self._identity.node, self._identity.data_path)
-        self._attaching.task_of = self._executor.task_of
-        self._attaching.open()
+        self._attaching.open(self._executor.task_of)
         self._executor.open()
         self._running = spawn(self._run(), "swarm: the agent")
         self._reporting = spawn(self._report(), "swarm: reports of tasks")
@@ -398,7 +397,7 @@ class Agent:
         if self._leaving:
             return
         try:
-            await self._networks.take(message)
+            await self._networks.update(message)
         except EngineError as error:
             _log.error("networks of the manager cannot be taken: %s", error.message)
         except Exception:

@@ -102,8 +102,8 @@ class Attaching:
         """This node is part of a swarm, and does not leave it."""
         self._connection: Connection | None = None
         self._online = asyncio.Event()
-        self.task_of: TaskOf = lambda container: None
-        networks.held = self._holds
+        self._task_of: TaskOf = lambda container: None
+        networks.keep_while(self._holds)
 
     def _reconciler(self, step: Callable[[str], Awaitable[None]], what: str) -> Reconciler[str]:
         """Each attachment is tried by itself: one may fail for ever, or its container be busy for
@@ -129,8 +129,9 @@ class Attaching:
         self._of = {(row.container, row.network): each for each, row in self._all.items()}
         self._lends = True
 
-    def open(self) -> None:
-        """An agent begins."""
+    def open(self, task_of: TaskOf) -> None:
+        """An agent begins, which has these tasks."""
+        self._task_of = task_of
         self._lends = True
         self._returns.open()
         self._renewals.open()
@@ -218,7 +219,7 @@ class Attaching:
         if not self._lends:
             raise NotFound(f"network {key} not found")
         network = settings.network_id if self._networks.knows(settings.network_id) else self._networks.named(key)
-        task = self.task_of(container_id)
+        task = self._task_of(container_id)
         if task is not None and network in task.addresses:
             found = await self._networks.need(network)
             return Lent(found, {4: IPv4Address(task.addresses[network])})

@@ -120,7 +120,7 @@ class Reconciler(Generic[K]):
         self._what, self._backoff = what, backoff
         self._sleep = sleep
         self._drivers: dict[K, _Driver] = {}
-        self._closed = False
+        self.closed = False
 
     def __len__(self) -> int:
         """Keys that have work."""
@@ -135,7 +135,7 @@ class Reconciler(Generic[K]):
             driver.marked = True
             if urgent or not driver.failing:
                 driver.early.set()
-        elif not self._closed:
+        elif not self.closed:
             driver = self._drivers[key] = _Driver()
             driver.task = spawn(self._drive(key, driver), self._what(key))
 
@@ -167,11 +167,11 @@ class Reconciler(Generic[K]):
 
     def open(self) -> None:
         """Heed marks again after `close`."""
-        self._closed = False
+        self.closed = False
 
     async def close(self) -> None:
         """Cancel all steps. Marks are ignored from now on."""
-        self._closed = True
+        self.closed = True
         tasks = [driver.task for driver in self._drivers.values() if driver.task is not None]
         for task in tasks:
             task.cancel()

@@ -62,7 +62,7 @@ class Manager:
                 del self.attachments[other]
         self.attachments[key] = message
         if self.sends_view:
-            await self.networks.take(VIEWS)
+            await self.networks.update(VIEWS)
         return Attached(attachment=key, network="n1", address=message.address or f"10.0.0.{self.asked + 1}")
 
     def attached(self) -> set[str]:
@@ -231,12 +231,12 @@ async def test_the_next_daemon_gives_back_what_no_container_uses() -> None:
     await here.close()
     after = Site(here.records)
     after.manager.attachments = dict(here.manager.attachments)
-    await after.networks.take(VIEWS)
+    await after.networks.update(VIEWS)
     after.run("runs")
     after.run("stopped", running=False)
     after.run("left", on=())  # and the daemon was killed before its attachment was given back
     after.attaching.settle()
-    assert not after.networks.held("n2") and after.networks.held("n1")
+    assert not after.attaching._holds("n2") and after.attaching._holds("n1")
     assert len(after.attaching.in_use()) == 4
     after.online()
     await after.until(lambda: [*after.manager.attachments] == ["a1"])
@@ -246,9 +246,9 @@ async def test_the_next_daemon_gives_back_what_no_container_uses() -> None:
 
 async def test_a_task_has_the_address_that_came_with_it() -> None:
     here = Site()
-    await here.networks.take(VIEWS)
+    await here.networks.update(VIEWS)
     task = Assigned(id="t1", service="s", name="web.1.t1", spec="s/1", desired=512, addresses={"n1": "10.0.0.9"})
-    here.attaching.task_of = {"c1": task}.get
+    here.attaching.open({"c1": task}.get)
     lent = await here.lend()
     assert lent.addresses == {4: IPv4Address("10.0.0.9")} and not here.manager.asked
     await here.attaching.give_back("c1", "n1")
@@ -443,7 +443,7 @@ async def test_no_container_joins_a_network_outside_of_a_swarm(left: Left) -> No
     with pytest.raises(NotFound, match="network net not found"):
         async with asyncio.timeout(0.1):
             await here.lend()
-    here.attaching.open()
+    here.attaching.open(lambda container: None)
     here.online()
     await here.lend()
     await here.close()

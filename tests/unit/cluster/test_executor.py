@@ -587,11 +587,11 @@ def _view(*, ready: bool = False) -> Views:
 async def _on_net(world: World) -> Site:
     site = await _boot(world)
     site.networks.open("n1", "192.168.7.1")
-    await site.networks.take(_view())
+    await site.networks.update(_view())
     await site.executor.assign(Assignments(put=(ON_NET,), specs={"s/1": SPEC}))
     await _quiet()
     assert site.state == R.RUNNING and site.executor.statuses()[0].ready
-    await site.networks.take(_view(ready=True))
+    await site.networks.update(_view(ready=True))
     await _quiet()
     return site
 
@@ -656,7 +656,7 @@ def test_a_task_waits_for_its_network(world: World) -> None:
         await site.executor.assign(Assignments(put=(ON_NET,), specs={"s/1": SPEC}))
         await _quiet()
         assert site.state == R.PREPARING and site.container is None
-        await site.networks.take(_view())
+        await site.networks.update(_view())
         await _quiet()
         assert site.state == R.RUNNING
         assert site.container is not None and "n1" in site.container.record.networks
@@ -669,7 +669,7 @@ def test_a_network_that_cannot_be_made_rejects_the_task(world: World) -> None:
         site = await _boot(world)
         site.networks.open("n1", "192.168.7.1")
         site.networks._networks.overlays.trouble = ServerError("this kernel has no vxlan links")
-        await site.networks.take(_view())
+        await site.networks.update(_view())
         await site.executor.assign(Assignments(put=(ON_NET,), specs={"s/1": SPEC}))
         await asyncio.sleep(5)
         assert site.state == R.REJECTED and "no vxlan" in site.executor.statuses()[0].error

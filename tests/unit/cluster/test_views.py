@@ -66,7 +66,7 @@ class Site:
         self.networks.open("me", "192.168.7.1")
 
     async def take(self, message: Views) -> None:
-        await self.networks.take(message)
+        await self.networks.update(message)
         await self.quiet()
 
     async def quiet(self) -> None:
@@ -125,10 +125,10 @@ async def test_saving_goes_on_after_any_failure(monkeypatch: pytest.MonkeyPatch)
         raise ZeroDivisionError
 
     monkeypatch.setattr(NodeNetworks, "_changed_row", failing)
-    await here.networks.take(change(endpoints=(task(4),)))
+    await here.networks.update(change(endpoints=(task(4),)))
     await here.until(lambda: here.networks._saving is None)
     monkeypatch.setattr(NodeNetworks, "_changed_row", row)
-    await here.networks.take(change(endpoints=(task(5),)))
+    await here.networks.update(change(endpoints=(task(5),)))
     await here.until(lambda: {("swarm-endpoint", f"net/t{number}") for number in (3, 4, 5)} <= here.records.all.keys())
     await here.networks.close()
 
@@ -202,7 +202,7 @@ async def test_a_node_whose_own_address_changes() -> None:
     await here.take(whole(task(3)))
     assert here.overlays.adopted["net"][1].local == ip("192.168.7.1")
     here.overlays.trouble = ServerError("no link of this host has the address yet")
-    await here.networks.take(change(nodes={"me": "192.168.7.8"}))
+    await here.networks.update(change(nodes={"me": "192.168.7.8"}))
     await asyncio.sleep(0.01)
     here.overlays.trouble = None
     await here.until(lambda: here.overlays.adopted["net"][1].local == ip("192.168.7.8"))
@@ -232,7 +232,7 @@ async def test_a_network_goes_with_its_last_container() -> None:
 async def test_a_network_that_is_needed_again_while_it_goes() -> None:
     here = Site()
     await here.take(whole(task(3)))
-    await here.networks.take(Views(of=(View(network="net", gone=True),)))
+    await here.networks.update(Views(of=(View(network="net", gone=True),)))
     while "drop" not in here.overlays.calls:  # noqa: ASYNC110
         await asyncio.sleep(0)
     await here.take(whole(task(3)))
@@ -245,18 +245,18 @@ async def test_a_container_that_starts_while_the_network_goes_waits_for_another_
     here = Site()
     await here.take(whole(task(3)))
     before = here.overlays.found["net"]
-    await here.networks.take(Views(of=(View(network="net", gone=True),)))
+    await here.networks.update(Views(of=(View(network="net", gone=True),)))
     while "drop" not in here.overlays.calls:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    await here.networks.take(whole(task(3)))
+    await here.networks.update(whole(task(3)))
     found = await here.networks.need("net")
     assert found is not before and found is here.overlays.found["net"]
-    here.networks.held = lambda network: network == "net"
+    here.networks.keep_while(lambda network: network == "net")
     here.overlays.calls.clear()
     await here.take(Views(of=(View(network="net", gone=True),)))
     await asyncio.sleep(0.01)
     assert here.overlays.calls == []
-    here.networks.held = lambda network: False
+    here.networks.keep_while(lambda network: False)
     await here.until(lambda: not here.overlays.adopted)
     await here.networks.close()
 
@@ -264,16 +264,16 @@ async def test_a_container_that_starts_while_the_network_goes_waits_for_another_
 async def test_what_the_kernel_refuses_is_tried_again() -> None:
     here = Site()
     here.overlays.trouble = OSError(95, "Operation not supported")
-    await here.networks.take(whole(task(3)))
+    await here.networks.update(whole(task(3)))
     with pytest.raises(ServerError, match=r"network net: .*not supported"):
         await here.networks.need("net")
     here.overlays.trouble = None
     await here.until(lambda: here.overlays.peers.get("net"))
     assert (await here.networks.need("net")).record.name == "net"
     here.overlays.trouble = OSError(105, "No buffer space available")
-    await here.networks.take(change(endpoints=(task(4),)))
+    await here.networks.update(change(endpoints=(task(4),)))
     await asyncio.sleep(0.01)
-    await here.networks.take(change(endpoints=(task(5),)))
+    await here.networks.update(change(endpoints=(task(5),)))
     here.overlays.trouble = None
     await here.until(lambda: len(here.overlays.peers["net"]) == 3)
     await here.networks.close()
@@ -348,7 +348,7 @@ async def test_a_network_that_cannot_be_adopted_at_the_start_is_kept(then: str) 
         await here.until(lambda: here.overlays.ports)
     elif then == "gone":
         here.networks.open("me", "192.168.7.1")
-        await here.networks.take(Views(whole=True, of=()))
+        await here.networks.update(Views(whole=True, of=()))
         await here.until(lambda: not len(here.networks))
     else:
         await here.networks.clear()
@@ -406,7 +406,7 @@ async def test_a_task_waits_for_its_network() -> None:
 async def test_changes_of_an_unknown_network_end_the_session() -> None:
     here = Site()
     with pytest.raises(ServerError):
-        await here.networks.take(change(endpoints=(task(3),)))
+        await here.networks.update(change(endpoints=(task(3),)))
     await here.networks.close()
 
 
@@ -424,7 +424,7 @@ async def test_any_sequence_of_changes_has_the_result_of_a_whole_view() -> None:
         endpoints: dict[str, EndpointView] = {}
         services = {"web": WEB, "db": ServiceView(id="db", name="db", address="10.0.0.250")}
         nodes = dict(NODES)
-        await here.networks.take(whole(services=tuple(services.values())))
+        await here.networks.update(whole(services=tuple(services.values())))
         for _ in range(60):
             match chance.randrange(5):
                 case 0 | 1:
@@ -460,16 +460,16 @@ async def test_any_sequence_of_changes_has_the_result_of_a_whole_view() -> None:
                     nodes["n2"] = f"192.168.7.{chance.randrange(10, 14)}"
                     message = change(nodes={"n2": nodes["n2"]})
             here.overlays.trouble = OSError(5, "refused") if chance.random() < 0.2 else None
-            await here.networks.take(message)
+            await here.networks.update(message)
             for _ in range(chance.randrange(6)):
                 await asyncio.sleep(0)
         here.overlays.trouble = None
-        await here.until(lambda here=here: not any(each.driver for each in here.networks._all.values()))  # type: ignore[misc]
+        await here.until(lambda here=here: not here.networks._work)  # type: ignore[misc]
         other = Site()
-        await other.networks.take(
+        await other.networks.update(
             whole(*endpoints.values(), services=tuple(services.values()), nodes=nodes),
         )
-        await other.until(lambda other=other: not any(each.driver for each in other.networks._all.values()))  # type: ignore[misc]
+        await other.until(lambda other=other: not other.networks._work)  # type: ignore[misc]
         for kind in ("peers", "services", "names"):
             assert getattr(here.overlays, kind) == getattr(other.overlays, kind), (seed, kind)
         await here.networks.close()
