@@ -266,13 +266,22 @@ class Daemon:
         stack.callback(self.records.close)
         self.snapshots = OverlaySnapshots(config.root, self.records, [MARK], self.defaults.ids)
         self.events = EventLog()
-        found = Discovery((*config.plugin_sockets, config.run / "plugins"), config.plugin_specs)
-        self.plugins = Plugins(found, config.plugin_timeout)
+        discovery = Discovery((*config.plugin_sockets, config.run / "plugins"), config.plugin_specs)
+        self.plugins = Plugins(discovery, config.plugin_timeout)
         stack.push_async_callback(self.plugins.close)
         self.system_bus = SystemBus()
         stack.push_async_callback(self.system_bus.close)
-        self.networks = Networks(config, self.records, self.events, self.plugins, self.system_bus, self.defaults.ids)
-        self.plugins.users.append(self.networks.users)
+        self.monitor = Monitor(
+            config.run,
+            attach_stall=config.attach_stall,
+            on_exit=self._exited,
+            on_detach=self._detached,
+            on_rotated=self._rotated,
+            on_dropped=self._dropped,
+            root=config.root,
+        )
+        shared = self.records, self.events, self.plugins
+        self.networks = Networks(config, *shared, self.system_bus, self.defaults.ids, self.monitor)
         await self.networks.open()
         stack.push_async_callback(self._close_networks)
         self.attachments = Attachments(self.networks)
@@ -303,15 +312,6 @@ class Daemon:
         load the containers from their records.
         """
         config = self.config
-        self.monitor = Monitor(
-            config.run,
-            attach_stall=config.attach_stall,
-            on_exit=self._exited,
-            on_detach=self._detached,
-            on_rotated=self._rotated,
-            on_dropped=self._dropped,
-            root=config.root,
-        )
         remapped = self.defaults.ids is not None
         self.facts = await asyncio.to_thread(
             _read_host, config, self.cgroups, self.defaults.cgroup_driver, remapped=remapped
@@ -353,7 +353,6 @@ class Daemon:
         self._took_over = bool(self.monitor.processes or self.monitor.exits)
         stack.push_async_callback(self._close_monitor)
         stack.push_async_callback(self._close_plugins)
-        self.networks.keeper = self.networks.serving.server = self.monitor
         if self.networks.drivers.relay is not None:
             self.monitor.relay(self.networks.drivers.relay, RELAYED.packed)
 
@@ -371,7 +370,21 @@ class Daemon:
 
     async def _restore(self, stack: contextlib.AsyncExitStack) -> None:
         """Correct the records by the processes that run, and remove leftovers of a crash."""
-        self.cluster = Cluster(self._cluster_parts())
+        self.cluster = Cluster(
+            ClusterParts(
+                config=self.config,
+                records=self.records,
+                containers=self.containers,
+                images=self.images,
+                remote=self.remote,
+                networks=self.networks,
+                attachments=self.attachments,
+                volumes=self.volumes,
+                events=self.events,
+                host=self.facts,
+                counts=self._counts,
+            )
+        )
         await self.cluster.restore()
         await self.containers.take_over()
         # before the containers, whose volumes they have
@@ -540,21 +553,6 @@ class Daemon:
             _log.warning("the configuration key %s has no meaning here: %s", key, why)
         self.events.publish("daemon", "reload", self.facts.id, {"name": self.facts.name} | reloads.attributes(new))
         return [*dict.fromkeys(loaded.names[field] for field in reloads.waiting(old, loaded.config))]
-
-    def _cluster_parts(self) -> ClusterParts:
-        return ClusterParts(
-            config=self.config,
-            records=self.records,
-            containers=self.containers,
-            images=self.images,
-            remote=self.remote,
-            networks=self.networks,
-            attachments=self.attachments,
-            volumes=self.volumes,
-            events=self.events,
-            host=self.facts,
-            counts=self._counts,
-        )
 
     def _counts(self) -> Counts:
         """The values of /info that may change between two requests."""

@@ -68,6 +68,7 @@ from engine.wire.networks import (
 )
 
 if TYPE_CHECKING:
+    from engine.monitor.client import Monitor
     from engine.networks.overlay.overlays import Keeper, Overlays
 
 _log = logging.getLogger(__name__)
@@ -87,8 +88,11 @@ class Networks:
         plugins: Plugins,
         bus: SystemBus,
         ids: IdMap | None = None,
+        monitor: Monitor | None = None,
     ) -> None:
-        """`bus`: for firewalld. `ids`: see `namespaces.new_network`."""
+        """`bus`: for firewalld. `ids`: see `namespaces.new_network`. `monitor`: holds what is to
+        outlive this daemon; it is open before containers are restored.
+        """
         if not network.BRIDGE_NAME.fullmatch(config.bridge):
             raise InvalidParameter(
                 f"bridge {config.bridge!r}: the name must be 1 to 15 letters, digits, '_', '.' or '-'"
@@ -111,12 +115,13 @@ class Networks:
             entries=Entries(config.allow_direct_routing, *parsed_mark(config.bridge_accept_mark)),
             ids=ids,
         )
-        self.serving = Serving(active=config.firewall == "none")
+        self.serving = Serving(monitor, active=config.firewall == "none")
         """For this package, too."""
         self._leaves_firewalls = config.firewall != "auto"
         self._firewalld = Firewalld(bus, lambda: self.drivers.filter.bridges, self.drivers.firewall.told_of_firewalld)
         self.by_id: dict[str, Network] = {}
         """For this package to read."""
+        plugins.users.append(self.users)
         self.remote = RemoteDriver(plugins)
         self.ipam = RemoteIpam(plugins)
         self.remote_endpoints = RemoteEndpoints(
@@ -130,8 +135,8 @@ class Networks:
         """
         self.names = NameTable()
         """For this package, too."""
-        self.keeper: Keeper | None = None
-        """Holds the namespaces of a swarm's networks for the next daemon; set after `open`."""
+        self.keeper: Keeper | None = monitor
+        """Holds the namespaces of a swarm's networks for the next daemon."""
         self._overlays: Overlays | None = None
         self._changing = asyncio.Lock()
         self._going: dict[str, tuple[Network, asyncio.Task[None]]] = {}

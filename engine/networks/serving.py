@@ -56,11 +56,10 @@ class Listening(NamedTuple):
 class Serving:
     """One engine's."""
 
-    def __init__(self, *, active: bool) -> None:
-        """`active`: the engine writes no rules."""
+    def __init__(self, server: Server | None, *, active: bool) -> None:
+        """`active`: the engine writes no rules. Without a server no port can be published so."""
         self.active = active
-        self.server: Server | None = None
-        """Set before the first port is published."""
+        self._server = server
 
     def listen(self, owner: str, addresses: Addresses, ports: Iterable[Published]) -> list[Listening]:
         """Sockets for all these ports, or none. Blocks for some microseconds a port.
@@ -83,8 +82,8 @@ class Serving:
     def begin(self, listening: Iterable[Listening]) -> None:
         """Serve these sockets, which are closed here."""
         for each in listening:
-            assert self.server is not None, "set before the first port is published"
-            self.server.serve(each.name, each.listener.fileno(), each.address, each.port)
+            assert self._server is not None
+            self._server.serve(each.name, each.listener.fileno(), each.address, each.port)
             each.listener.close()
 
     async def end(self, owner: str) -> None:
@@ -100,11 +99,11 @@ class Serving:
         if not self.active:
             await self._end(self._names())
             return []
-        server, kept, failures = self.server, set[str](), list[tuple[str, PortTaken]]()
+        server, kept, failures = self._server, set[str](), list[tuple[str, PortTaken]]()
         for owner, addresses, ports in restored:
             for each in single(ports):
                 kept.add(name := _name(owner, each))
-                assert server is not None, "set before the first port is published"
+                assert server is not None
                 try:
                     if name in server.held:
                         server.serve(name, server.held[name], _leads_to(each, addresses).packed, each.port)
@@ -116,12 +115,12 @@ class Serving:
         return failures
 
     def _names(self) -> Iterator[str]:
-        if self.server is not None:
-            yield from (name for name in [*self.server.held] if name.startswith(_PREFIX))
+        if self._server is not None:
+            yield from (name for name in [*self._server.held] if name.startswith(_PREFIX))
 
     async def _end(self, names: Iterable[str]) -> None:
-        if self.server is not None and (ended := [*names]):
-            await self.server.end_serving(ended)
+        if self._server is not None and (ended := [*names]):
+            await self._server.end_serving(ended)
 
 
 def _name(owner: str, port: Published) -> str:

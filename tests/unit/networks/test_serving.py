@@ -45,8 +45,7 @@ def server() -> Iterator[Server]:
 
 
 def serving(server: Server, *, active: bool = True) -> Serving:
-    made = Serving(active=active)
-    made.server = server
+    made = Serving(server, active=active)
     return made
 
 
