@@ -126,7 +126,7 @@ class Attaching:
     def restore(self) -> None:
         """At the daemon's start. Raises ServerError when a record cannot be decoded."""
         self._all = self._rows.load()
-        self._of = {(row.container, row.network): each for each, row in self._all.items()}
+        self._of = {(row.container, row.network): attachment for attachment, row in self._all.items()}
         self._lends = True
 
     def open(self, task_of: TaskOf) -> None:
@@ -152,7 +152,7 @@ class Attaching:
         self._connection = connection
         self._online.set()
         self._give_back()
-        self._outdated |= {each: True for each in lost if each in self._all}
+        self._outdated |= {attachment: True for attachment in lost if attachment in self._all}
         self._renew()
 
     def lost(self) -> None:
@@ -164,10 +164,14 @@ class Attaching:
         """For `Hello.attachments`. One that is to be given back is among them until managers were
         asked for that: its container may start before.
         """
-        return tuple(each for each, row in self._all.items() if self._of.get((row.container, row.network)) == each)
+        return tuple(
+            attachment
+            for attachment, row in self._all.items()
+            if self._of.get((row.container, row.network)) == attachment
+        )
 
     def _holds(self, network: str) -> bool:
-        return any(row.network == network and each not in self._returned for each, row in self._all.items())
+        return any(row.network == network and attachment not in self._returned for attachment, row in self._all.items())
 
     async def close(self) -> None:
         for handle in self._ends.values():
@@ -181,8 +185,8 @@ class Attaching:
         joins one from now on.
         """
         self._lends = False
-        there = {(row.container, row.network): None for row in self._all.values()}
-        for container_id, network in there | dict.fromkeys(self._networks.occupants()):
+        joined = {(row.container, row.network): None for row in self._all.values()}
+        for container_id, network in joined | dict.fromkeys(self._networks.occupants()):
             container = self._parts.containers.find(container_id)
             if container is not None:
                 await self._leave(container, network)
@@ -193,7 +197,7 @@ class Attaching:
         except (EngineError, TimeoutError, ConnectionError) as error:
             _log.warning("not all attachments could be given back to the swarm: %s", words(error))
         await self.close()
-        rows = [self._rows.delete(each) for each in self._all]
+        rows = [self._rows.delete(attachment) for attachment in self._all]
         self._all.clear()
         self._of.clear()
         self._returned.clear()
@@ -221,8 +225,8 @@ class Attaching:
         network = settings.network_id if self._networks.knows(settings.network_id) else self._networks.named(key)
         task = self._task_of(container_id)
         if task is not None and network in task.addresses:
-            found = await self._networks.need(network)
-            return Lent(found, {4: IPv4Address(task.addresses[network])})
+            adopted = await self._networks.need(network)
+            return Lent(adopted, {4: IPv4Address(task.addresses[network])})
         wanted = settings.ipam_config.ipv4_address if settings.ipam_config is not None else ""
         aliases = dict.fromkeys((*(settings.aliases or ()), container_id[:12]))
         ask = Attach(network=network or key, container=container_id, name=name, aliases=tuple(aliases), address=wanted)
@@ -243,7 +247,7 @@ class Attaching:
         try:
             async with asyncio.timeout(VIEW_LIMIT):
                 await self._networks.arrives(row.network)
-                found = await self._networks.need(row.network)
+                adopted = await self._networks.need(row.network)
         except TimeoutError:
             self.release(container_id, row.network)
             raise ServerError(f"network {key}: {self._networks.trouble(row.network)}") from None
@@ -253,7 +257,7 @@ class Attaching:
         if (row.name, row.aliases) != (ask.name, ask.aliases):
             self._outdated[attachment] = False
             self._renew()
-        return Lent(found, {4: IPv4Address(row.address)})
+        return Lent(adopted, {4: IPv4Address(row.address)})
 
     def _serves(self, attachment: str, ask: Attach) -> bool:
         """The managers have not lost it, and its address is the one that is wanted."""
@@ -432,7 +436,7 @@ class Attaching:
 
 
 def _is_on(container: Container, network: str) -> bool:
-    return any(each.network_id == network for each in container.record.networks.values())
+    return any(endpoint.network_id == network for endpoint in container.record.networks.values())
 
 
 __all__ = ["Attaching", "TaskOf"]

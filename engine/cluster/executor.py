@@ -183,9 +183,9 @@ class Executor:
             if (task := self._tasks.get(task_id)) is not None:
                 task.gone = True
                 self._wake(task)
-        for each in message.put:
+        for assigned in message.put:
             # Assigned again while it is removed: the managers want it after all.
-            if (task := self._tasks.get(each.id)) is not None and task.gone:
+            if (task := self._tasks.get(assigned.id)) is not None and task.gone:
                 task.gone = False
                 self._wake(task)
         for task_id in applied.put:
@@ -220,17 +220,21 @@ class Executor:
 
     def statuses(self, tasks: Iterable[str] | None = None) -> tuple[Status, ...]:
         """Of all tasks, or of these; those that are gone are left out."""
-        chosen = self._tasks.values() if tasks is None else [self._tasks[each] for each in tasks if each in self._tasks]
+        chosen = (
+            self._tasks.values()
+            if tasks is None
+            else [self._tasks[task_id] for task_id in tasks if task_id in self._tasks]
+        )
         return tuple(task.observed.status(task.assigned.id) for task in chosen if not task.gone)
 
     async def save(self, tasks: Iterable[str]) -> None:
         """Write what has become of these tasks. Raises ServerError."""
-        await self._set.observe((each, self._tasks[each].observed) for each in tasks if each in self._tasks)
+        await self._set.observe((task_id, self._tasks[task_id].observed) for task_id in tasks if task_id in self._tasks)
 
     def container_of(self, task: str) -> Container | None:
         """None when this node has no such task, or no container for it."""
-        found = self._tasks.get(task)
-        return None if found is None else self._find(found)
+        known = self._tasks.get(task)
+        return None if known is None else self._find(known)
 
     def task_of(self, container: str) -> Assigned | None:
         """The task of a container that is about to start. Raises WrongState if it has ended: its
@@ -380,8 +384,8 @@ class Executor:
 
     async def _create(self, task: _Task, record: SpecRecord) -> Container:
         spec = record.spec
-        for each in wanted_networks(spec):
-            self._parts.networks.get(each.target)
+        for network in wanted_networks(spec):
+            self._parts.networks.get(network.target)
         assigned = self._set.get(task.assigned.id)
         body = create_body(
             task.assigned,
@@ -396,10 +400,9 @@ class Executor:
         try:
             created = await self._containers.create(body, task.assigned.name)
         except Conflict:
-            found = self._find(task)  # the last daemon's, or that of a step that was cancelled
-            if found is None:
+            container = self._find(task)  # the last daemon's, or that of a step that was cancelled
+            if container is None:
                 raise
-            container = found
         else:
             container = self._containers.get(created.id)
         self._by_container[container.id] = task.assigned.id
@@ -522,7 +525,7 @@ class Executor:
             if container is not None:
                 self._by_container.pop(container.id, None)
             if task.assigned.secrets or task.assigned.configs:
-                self._deliveries.keep(each.assigned for each in self._tasks.values() if not each.gone)
+                self._deliveries.keep(other.assigned for other in self._tasks.values() if not other.gone)
         if task_id not in self._tasks:
             await self._set.forget(task_id)
         self._count()
@@ -555,15 +558,15 @@ class Executor:
         if task.observed.container:
             return self._containers.find(task.observed.container)
         try:
-            found = self._containers.get(task.assigned.name)
+            container = self._containers.get(task.assigned.name)
         except NotFound:
             return None
-        if found.record.name != task.assigned.name:
+        if container.record.name != task.assigned.name:
             return None  # a prefix of an id
-        if found.record.config.labels.get(TASK_LABEL) != task.assigned.id:
+        if container.record.config.labels.get(TASK_LABEL) != task.assigned.id:
             return None
-        self._by_container[found.id] = task.assigned.id
-        return found
+        self._by_container[container.id] = task.assigned.id
+        return container
 
     def _observe(self, task: _Task, state: TaskState, message: str = "", error: str = "", **known: Any) -> None:
         before, now = task.observed, time.time_ns()
@@ -590,10 +593,10 @@ class Executor:
     def _fail(self, task: _Task, error: BaseException) -> None:
         """Before the start it is rejected: another node may do better."""
         state = TaskState.REJECTED if task.observed.state < TaskState.STARTING else TaskState.FAILED
-        found = self._find(task)
-        container = found.id if found is not None else task.observed.container
-        code = found.record.status.exit_code if found is not None else 0
-        self._observe(task, state, error=words(error), container=container, exit_code=code)
+        container = self._find(task)
+        container_id = container.id if container is not None else task.observed.container
+        code = container.record.status.exit_code if container is not None else 0
+        self._observe(task, state, error=words(error), container=container_id, exit_code=code)
         _log.warning("task %s (%s) %s: %s", task.assigned.id, task.assigned.name, state.label, words(error))
 
     async def _unless_superseded(self, task: _Task, work: Coroutine[object, object, T]) -> T:
@@ -627,15 +630,15 @@ def _published(task: _Task, record: SpecRecord | None, container: Container) -> 
     """The ports of mode host, with those that were chosen."""
     if record is None:
         return ()
-    found = []
+    published = []
     for port in host_ports(record.spec):
         protocol = port.protocol or "tcp"
-        for each in container.record.ports:
-            offset = port.target_port - each.port
-            if each.protocol == protocol and 0 <= offset < each.count and each.version == 4:
-                chosen = each.host_port + offset
+        for mapped in container.record.ports:
+            offset = port.target_port - mapped.port
+            if mapped.protocol == protocol and 0 <= offset < mapped.count and mapped.version == 4:
+                chosen = mapped.host_port + offset
                 if port.published_port in (0, chosen):
-                    found.append(
+                    published.append(
                         PortConfig(
                             name=port.name,
                             protocol=protocol,
@@ -644,7 +647,7 @@ def _published(task: _Task, record: SpecRecord | None, container: Container) -> 
                             publish_mode=port.publish_mode,
                         )
                     )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(published))
 
 
 __all__ = ["PARALLEL", "Executor"]

@@ -27,6 +27,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import Generic, TypeVar
 
@@ -78,13 +79,13 @@ class NetworkRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """This node's data address when the network was made."""
 
 
+@dataclass(slots=True)
 class _Marks:
     """What of a view has changed since it was passed on: ids, and whether nodes have."""
 
-    __slots__ = ("endpoints", "nodes", "services")
-
-    def __init__(self, endpoints: Iterable[str] = (), services: Iterable[str] = (), nodes: bool = False) -> None:
-        self.endpoints, self.services, self.nodes = {*endpoints}, {*services}, nodes
+    endpoints: set[str] = field(default_factory=set)
+    services: set[str] = field(default_factory=set)
+    nodes: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.endpoints or self.services or self.nodes)
@@ -114,7 +115,7 @@ class _View:
         self.changed = _Marks()
 
     def mark_all(self) -> None:
-        self.changed = _Marks(self.endpoints, self.services, True)
+        self.changed = _Marks({*self.endpoints}, {*self.services}, True)
 
     def put_endpoint(self, endpoint: EndpointView) -> None:
         self.remove_endpoint(endpoint.id)
