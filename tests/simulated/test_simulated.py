@@ -20,7 +20,7 @@ def test_tasks_of_many_agents() -> None:
             await world.until_stored(service, 1500, 180)
             tasks = await world.call("tasks.list", filters={"service": [service]})
             views, *_ = world.last["views"]
-            assert views > 10 * AGENTS
+            assert views >= 2 * AGENTS  # a busy host collects more changes in each
             nodes = [task["NodeID"] for task in tasks]
             counts = {nodes.count(node) for node in set(nodes)}
             assert len(tasks) == 1500
