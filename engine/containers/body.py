@@ -299,6 +299,15 @@ def of_interface(sysctl: str) -> tuple[str, str, str, str] | None:
     return words[1], words[2], words[3], words[4]
 
 
+def network_sysctls(host: HostConfig) -> dict[str, str]:
+    """Those of its network namespace, by path below /proc/sys/net."""
+    dotted = {name.replace("/", "."): value for name, value in (host.sysctls or {}).items()}
+    prefix = "net."
+    return {
+        name.removeprefix(prefix).replace(".", "/"): value for name, value in dotted.items() if name.startswith(prefix)
+    }
+
+
 def has_ipv6(host: HostConfig, link: str = "") -> bool:
     """False if its sysctls switch IPv6 off for all links, or for this one."""
     for name, value in (host.sysctls or {}).items():

@@ -25,7 +25,7 @@ import msgspec
 
 from engine.config import Config
 from engine.containers import bundle, devices, extra_mounts, image_mounts, log_plan, mount_points, sharing, spec
-from engine.containers.body import check_cgroup_parent, check_remapped, has_ipv6
+from engine.containers.body import check_cgroup_parent, check_remapped, has_ipv6, network_sysctls
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.parts import Parts
 from engine.containers.start import Program, Start
@@ -201,6 +201,7 @@ async def launch(
             saving = asyncio.create_task(parts.store.save(record))
             try:
                 process = await run(program, parts, namespace, undo)
+                parts.attachments.runs(record.id)
             finally:
                 await saving
             await _limit_further(record, parts, program)
@@ -418,6 +419,7 @@ async def _join_network(
         hostname=record.config.hostname,
         ipv6=has_ipv6(host),
         user=joined.user,
+        sysctls=network_sysctls(host) if record.ids is None else {},
     )
     undo.push_async_callback(parts.attachments.leave, record.id)
     return connected

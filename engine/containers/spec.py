@@ -518,8 +518,12 @@ def _sysctls(record: ContainerRecord, start: Start) -> dict[str, str]:
             del found[_PING_GROUPS]
     if record.config.domainname and host.uts_mode != "host":
         found["kernel.domainname"] = record.config.domainname
-    if host.sysctls is not msgspec.UNSET:
-        found |= host.sysctls
+    # Those of a namespace that the engine has made are set, but for a root of a user namespace: it
+    # has other numbers, which these may name.
+    set_before = record.ids is None and bool(place.network)
+    for name, value in (host.sysctls or {}).items():
+        if not (set_before and name.startswith(("net.", "net/"))):
+            found[name] = value
     return found
 
 

@@ -53,6 +53,7 @@ _NONE_ASSIGNED: Assigned = {}
 _NEW_IDS = iter(lambda: secrets.token_hex(32), "")
 """Ids of endpoints without links."""
 _NO_MACS: Mapping[str, str] = {}
+_NO_SYSCTLS: Mapping[str, str] = {}
 
 
 class Process(Protocol):
@@ -156,6 +157,7 @@ class Attachments:
         *,
         ipv6: bool = True,
         user: int = -1,
+        sysctls: Mapping[str, str] = _NO_SYSCTLS,
     ) -> Joined:
         """Namespace and endpoints for a container that starts.
 
@@ -163,7 +165,8 @@ class Attachments:
         network name. `servers` are the container's own name servers, for names that are not a
         container's. `assigned`: addresses chosen by an allocator outside of the engine, by the keys
         of `wanted`. `ipv6`: False if its sysctls switch IPv6 off. `user`: a descriptor of the user
-        namespace that must own the namespace; -1: one of its own, or none.
+        namespace that must own the namespace; -1: one of its own, or none. `sysctls`: of the
+        namespace, by path below /proc/sys/net; not for one that the runtime makes.
 
         Published ports open in the background while the rest of the start is prepared. Await
         `opened` before the container runs.
@@ -209,6 +212,13 @@ class Attachments:
                     *(self._drivers.new_sandbox, container_id, linked, gateways),
                 )
                 undo.push_async_callback(self._in_thread, self._drivers.close_sandbox, linked, sandbox.namespace, ids)
+            elif user < 0 and self._drivers.ids is None and all(found.record.name != HOST for found, _ in plans):
+                sandbox.namespace = await self._networks.workers.undone_if_cancelled(
+                    sandboxes.close, self._drivers.bare
+                )
+                undo.callback(sandboxes.close, sandbox.namespace)
+            if sysctls and sandbox.namespace >= 0:
+                await self._in_thread(sandboxes.set_sysctls, sandbox.namespace, sysctls)
             undo.callback(sandbox.endpoints.clear)  # or a repair would attach them again
             numbers = iter(ids)
             for found, given in plans:
@@ -311,6 +321,17 @@ class Attachments:
         ports = await shield(sandbox.opening)
         sandbox.opening = None
         return ports
+
+    def runs(self, container_id: str) -> None:
+        """The container's process holds its namespace from now on. One that has no link is not kept
+        open.
+        """
+        sandbox = self._sandboxes.get(container_id)
+        if sandbox is not None and not any(
+            found.linked for key in sandbox.endpoints if (found := self._networks.by_id.get(key)) is not None
+        ):
+            sandboxes.close(sandbox.namespace)
+            sandbox.namespace = -1
 
     async def leave(self, container_id: str) -> None:
         """Release a container's sandbox, with its endpoints and ports.

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TYPE_CHECKING, TypeVar
@@ -38,7 +39,7 @@ from engine.networks.ipvlan import IpvlanDriver
 from engine.networks.macvlan import MacvlanDriver
 from engine.networks.network import BRIDGE, NO_IPAM, NetworkRecord, Overlay
 from engine.networks.ports import relay_socket
-from engine.networks.sandboxes import BridgeFull, Interface
+from engine.networks.sandboxes import BareStock, BridgeFull, Interface
 from engine.system import netfilter
 from engine.system.netlink.rtnl import RouteSocket
 from engine.system.threads import Threads, uninterrupted
@@ -136,6 +137,8 @@ class Drivers:
         self._bridges: BridgeDriver | None = None
         self._overlays: OverlayDriver | None = None
         self._by_name: dict[str, Driver] = {}
+        self._bare: BareStock | None = None
+        self._making = threading.Lock()
 
     def open(self, engine_id: str) -> None:
         """`engine_id` is the default bridge's network id, which the records keep."""
@@ -151,8 +154,9 @@ class Drivers:
 
     def close(self, networks: Iterable[Network], remove: bool) -> None:
         """With `remove` also delete the rules, and the links that the engine made."""
-        if self._bridges is not None:
-            self._bridges.close()
+        for stock in (self._bridges, self._bare):
+            if stock is not None:
+                stock.close()
         if self._kernel is None:
             return
         self.firewall.close(remove)
@@ -370,6 +374,16 @@ class Drivers:
         self.of(found).unmake(found)
 
     # --- endpoints --------------------------------------------------------------------------------
+
+    def bare(self) -> int:
+        """A namespace with nothing but its loopback.
+
+        Returns its descriptor, owned by the caller.
+        """
+        with self._making:
+            if self._bare is None:
+                self._bare = BareStock(self.kernel)
+        return self._bare.take()
 
     def new_sandbox(
         self, container_id: str, plans: Sequence[tuple[Network, EndpointSettings]], gateways: Gateways

@@ -25,7 +25,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import NamedTuple
 
@@ -170,13 +170,18 @@ def settle(namespace: int, name: str, interface: Interface) -> None:
         if not host.HAS_IPV6:
             raise NetlinkError(errno.EAFNOSUPPORT, "this kernel has no IPv6")
         settings = {f"ipv6/conf/{name}/disable_ipv6": "0"}
-    if not settings and not interface.sysctls:
-        return
+    if settings:
+        with namespaces.inside_network(namespace):
+            sysctls.write(settings)
+    set_sysctls(namespace, {path.replace(PLACE, name): value for path, value in interface.sysctls})
+
+
+def set_sysctls(namespace: int, settings: Mapping[str, str]) -> None:
+    """Write sysctls of a namespace, by path below /proc/sys/net. Raises InvalidParameter."""
     with namespaces.inside_network(namespace):
-        sysctls.write(settings)
-        for path, value in interface.sysctls:
+        for path, value in settings.items():
             try:
-                sysctls.write({path.replace(PLACE, name): value})
+                sysctls.write({path: value})
             except OSError as error:
                 setting = f"net.{path.replace('/', '.')}"
                 raise InvalidParameter(f"sysctl {setting}={value}: {error.strerror}") from error
@@ -502,3 +507,29 @@ class BridgeStock(Stock):
             sandbox.close()
             raise
         return sandbox
+
+
+class BareStock(Stock):
+    """Namespaces without links but the loopback, which is up.
+
+    A runtime that makes one sets its sysctls through the host's /proc, which takes longer with each
+    namespace that the host has had, for everybody (`system/sysctls.py`).
+    """
+
+    def __init__(self, links: RouteSocket) -> None:
+        super().__init__(links, 1)
+
+    def fresh(self) -> ReadySandbox:
+        sandbox = bare(0, None)
+        try:
+            sandbox.inside.apply(rtnl.change_link("lo", up=True))
+        except BaseException:
+            sandbox.close()
+            raise
+        return sandbox
+
+    def take(self) -> int:
+        """The descriptor of one, which the caller then owns. Called in any thread but the event
+        loop's. Raises OSError.
+        """
+        return (self.ready() or self.fresh()).detach()

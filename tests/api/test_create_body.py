@@ -6,6 +6,7 @@ The echo of a request in inspect proves nothing and is not checked.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -344,10 +345,28 @@ def test_devices(engine: TempEngine) -> None:
         assert kmsg.err.count("Operation not permitted") == 1 and "can't open" in kmsg.err
 
 
-def test_sysctls(engine: TempEngine) -> None:
+@pytest.mark.parametrize("network", ["none", "bridge"])
+def test_sysctls(engine: TempEngine, network: str) -> None:
+    """A runtime would write those of a network through the host's /proc, which gets slower with
+    each namespace that the host has had.
+    """
     options = ("--sysctl", "kernel.shmmax=65536", "--sysctl", "net.ipv4.ip_local_port_range=2000 3000")
-    script = "cat /proc/sys/kernel/shmmax /proc/sys/net/ipv4/ip_local_port_range"
-    assert output(engine, *options, script).split() == ["65536", "2000", "3000"]
+    script = "cd /proc/sys; cat kernel/shmmax net/ipv4/ip_local_port_range net/ipv4/ip_unprivileged_port_start"
+    command = ("busybox", "sh", "-c", f"{script}; ip -o link | wc -l; ip -o addr show lo; sleep 600")
+    identifier = engine.docker("run", "-d", "--network", network, *options, *command).line
+    until("it has written", lambda: b"127.0.0.1" in engine.logs(identifier))
+    said = engine.logs(identifier).decode().split()
+    assert said[:5] == ["65536", "2000", "3000", "0", "1" if network == "none" else "2"]
+    config = json.loads((engine.root / "containers" / identifier / "config.json").read_bytes())
+    assert list(config["linux"]["sysctl"]) == ["kernel.shmmax"]
+    (namespace,) = [each for each in config["linux"]["namespaces"] if each["type"] == "network"]
+    assert namespace["path"]
+    held = set()
+    for each in Path(f"/proc/{engine.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            held.add(os.readlink(each))
+    mine = os.readlink(f"/proc/{engine.inspect(identifier)['State']['Pid']}/ns/net")
+    assert (mine in held) == (network == "bridge")
 
 
 def test_user_and_groups(engine: TempEngine) -> None:

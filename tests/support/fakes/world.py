@@ -230,6 +230,9 @@ class Networks:
         await self.world.point("open ports")
         return ()
 
+    def runs(self, container_id: str) -> None:
+        assert container_id in self.members
+
     async def leave(self, container_id: str) -> None:
         await self.world.point("leave networks")
         self.members.pop(container_id, None)

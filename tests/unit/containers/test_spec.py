@@ -332,6 +332,10 @@ def test_sysctls() -> None:
     )
     assert document["linux"]["sysctl"]["net.ipv4.ip_unprivileged_port_start"] == "7"
     assert document["linux"]["sysctl"]["kernel.domainname"] == "example.org"
+    given = {"net.core.somaxconn": "7", "net/ipv4/ip_forward": "1", "kernel.sem": "1 2 3 4"}
+    made = place(network="/proc/1/fd/9")
+    assert built(made, sysctls=given)["linux"]["sysctl"] == {"kernel.sem": "1 2 3 4"}
+    assert remapped(made, sysctls=given)["linux"]["sysctl"] == given, "its root has other ids"
 
 
 def test_resources() -> None:

@@ -15,6 +15,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_interface
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,6 +91,8 @@ class Host:
         )
         monkeypatch.setattr(links, "create", self._create)
         monkeypatch.setattr(bridge, "BridgeStock", lambda *_: Stock(self))
+        bare = SimpleNamespace(take=self._empty, close=lambda: None)
+        monkeypatch.setattr(drivers, "BareStock", lambda *_: bare)
         monkeypatch.setattr(bridge, "bridges_call_netfilter", lambda: False)
         monkeypatch.setattr(repair.rtnl, "Removals", lambda: Removals(self))
         monkeypatch.setattr(publishing, "Generations", self._no_notices)

@@ -127,14 +127,20 @@ def test_a_network_and_a_sandbox(world: Host, tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_host_and_none_have_no_sandbox(world: Host, tmp_path: Path) -> None:
+def test_host_and_none_have_no_links(world: Host, tmp_path: Path) -> None:
     async def run() -> None:
         async with opened(tmp_path) as networks:
             assert (await networks.join("a", "a", {"host": ANY}, "host")).path is None
-            assert (await networks.join("b", "b", {"none": ANY}, "none")).path == ""
             assert not world.namespaces
-            for name in ("a", "b"):
+            for name in ("b", "c"):
+                assert (await networks.join(name, name, {"none": ANY}, "none")).path
+                assert [*world.namespaces.values()] == [{}]
+                if name == "b":
+                    networks.runs(name)
+                    assert not world.namespaces, "the process holds it"
                 await networks.leave(name)
+                assert not world.namespaces
+            await networks.leave("a")
 
     asyncio.run(run())
 
