@@ -354,7 +354,6 @@ class Attachments:
                 # before another one can have its addresses
                 await self._publishing.withdraw(container_id)
             finally:
-                made = sandbox.namespace >= 0
                 left = []
                 for network_id in sandbox.endpoints:
                     await self._remote.detach(container_id, network_id)
@@ -364,8 +363,8 @@ class Attachments:
                     found = self._networks.by_id.get(network_id)
                     if found is not None:
                         self._disappeared(found, sandbox, settings)
-                        if made and found.pools and not found.record.remote:
-                            self._drivers.of(found).released(settings.endpoint_id)
+                        if found.pools and not found.record.remote:
+                            self._drivers.of(found).released(found, settings)
                         left.append(found)
                 for found in left:
                     await self._give_back(container_id, found)

@@ -75,6 +75,6 @@ class Driver(Protocol):
         """
         ...
 
-    def released(self, endpoint_id: str) -> None:
+    def released(self, found: Network, settings: EndpointSettings) -> None:
         """The endpoint's namespace was released. Does not block."""
         ...

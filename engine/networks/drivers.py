@@ -297,11 +297,13 @@ class Drivers:
 
     def replug(self, networks: Iterable[Network]) -> None:
         """Attach containers that ran on without a daemon to their bridges, which may have been made
-        again.
+        again. The host forgets the addresses of those that have ended meanwhile.
         """
+        networks = [*networks]
         for found in networks:
             if found.link is not None:
                 self.bridges.replug(found, found.link)
+        self.bridges.forget_ended(networks)
 
     def local_subnets(self) -> list[IPv4Network]:
         """Subnets of this host's links, and those that it has routes to. Wide ones are left out,

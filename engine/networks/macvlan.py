@@ -97,7 +97,7 @@ class OverParent:
             raise ServerError(f"network {found.record.name}: this kernel has no {found.record.driver}") from failure
         raise failure
 
-    def released(self, endpoint_id: str) -> None:
+    def released(self, found: Network, settings: EndpointSettings) -> None:
         """The kernel removes the link with its namespace."""
 
 

@@ -34,7 +34,7 @@ from engine.networks import host
 from engine.networks.requested import PLACE
 from engine.system import namespaces, sysctls
 from engine.system.netlink import rtnl
-from engine.system.netlink.codec import NetlinkError
+from engine.system.netlink.codec import NetlinkError, Request
 from engine.system.netlink.rtnl import Link, RouteSocket
 from engine.system.threads import Helper, surely
 from engine.system.user_namespaces import IdMap
@@ -70,6 +70,10 @@ class BridgeFull(OSError):
     """The bridge has no port left."""
 
 
+Neighbour = tuple[IPv4Address | IPv6Address, str]
+"""Address and MAC."""
+
+
 class Interface(NamedTuple):
     """MAC, addresses and MTU of the inner end of an endpoint."""
 
@@ -83,6 +87,15 @@ class Interface(NamedTuple):
     """As `DriverOptions.sysctls`."""
     datagrams: bool = False
     """As `DriverOptions.datagrams`."""
+    neighbours: tuple[Neighbour, ...] = ()
+    """Known in advance."""
+
+    def changes(self, index: int) -> Iterator[Request]:
+        """What gives the link with this index its addresses and neighbours."""
+        for address in self.addresses:
+            yield rtnl.add_address(index, address)
+        for neighbour, mac in self.neighbours:
+            yield rtnl.learn_neighbour(index, neighbour, mac)
 
 
 class ReadySandbox:
@@ -111,8 +124,8 @@ class ReadySandbox:
         self.index = link.ifindex
 
     def configure(self, interface: Interface, gateways: Iterable[IPv4Address | IPv6Address]) -> None:
-        """Give the inner end its name, MAC and addresses, and default routes by these gateways.
-        Once.
+        """Give the inner end its name, MAC, addresses and neighbours, and default routes by these
+        gateways. Once.
         """
         assert self._inside is not None
         name = self.named(interface)
@@ -120,7 +133,7 @@ class ReadySandbox:
         self._inside.apply(rtnl.change_link(name, mac=interface.mac, mtu=interface.mtu))
         settle(self.descriptor, name, interface)
         self._inside.apply(
-            *(rtnl.add_address(self.index, address) for address in interface.addresses),
+            *interface.changes(self.index),
             *(rtnl.add_default_route(gateway, self.index) for gateway in gateways),
         )
         # The socket would keep the namespace alive.
@@ -263,7 +276,7 @@ def finish(namespace: int, name: str, interface: Interface) -> None:
             raise NetlinkError(errno.ENODEV, f"{name} is not in its namespace")
         inside.apply(rtnl.change_link(name, up=True, mac=interface.mac, mtu=interface.mtu))
         settle(namespace, name, interface)
-        inside.apply(*(rtnl.add_address(link.ifindex, address) for address in interface.addresses))
+        inside.apply(*interface.changes(link.ifindex))
 
 
 def route(namespace: int, gateways: Iterable[IPv4Address | IPv6Address]) -> None:
@@ -358,6 +371,7 @@ class Stock:
         self._least = least
         self._ready: deque[ReadySandbox] = deque()
         self._lingering: deque[tuple[float, str]] = deque()
+        self._later: list[Request] = []
         self._wanted = least
         self._demand = 0.0
         self._pause_until = 0.0
@@ -380,6 +394,12 @@ class Stock:
             self._changed.notify()
         return sandbox
 
+    def later(self, changes: Iterable[Request]) -> None:
+        """Let the thread make these changes, in the order of the calls. Failures are ignored."""
+        with self._changed:
+            self._later += changes
+            self._changed.notify()
+
     def released(self, endpoint_id: str) -> None:
         """Delete the host end of an endpoint after `LINGER`, if it still exists."""
         with self._changed:
@@ -394,6 +414,7 @@ class Stock:
         self._thread.joined()
         while self._ready:
             self._ready.popleft().close()
+        self._links.outcomes(self._later)
         self._delete([name for _, name in self._lingering])
         self._lingering.clear()
 
@@ -414,12 +435,14 @@ class Stock:
                     surplus.append(self._ready.popleft())
                 while self._lingering and self._lingering[0][0] <= now:
                     due.append(self._lingering.popleft()[1])
+                changes, self._later = self._later, []
                 short = now >= self._due_to_fill(now)
-                if not (short or surplus or due):
+                if not (short or surplus or due or changes):
                     self._changed.wait(self._sleep(now))
                     continue
             for sandbox in surplus:
                 sandbox.close()
+            self._links.outcomes(changes)
             self._delete(due)
             if short:
                 self._add()
@@ -432,7 +455,7 @@ class Stock:
         return max(rested, self._pause_until)
 
     def _sleep(self, now: float) -> float | None:
-        """Seconds until the thread has work; None while only `take` and `released` cause some."""
+        """Seconds until the thread has work; None while only calls cause some."""
         due = self._due_to_fill(now)
         if self._lingering:
             due = min(due, self._lingering[0][0])

@@ -251,6 +251,64 @@ async def _endpoints(directory: Path) -> None:
         assert reaches(three, "172.17.0.3")
 
 
+async def _neighbours(directory: Path) -> None:
+    """Host and containers know each other in advance, by entries that the kernel does not count:
+    those of all namespaces together may be 1,024.
+    """
+    records = Records(directory / "state.db")
+    before = Engine(Config(), records)
+    await before.open()
+    await before.create(NetworkCreate(name="six", enable_ipv6=True))
+    one, two, ended = [await before.endpoint(each, on="six") for each in ("one", "two", "ended")]
+    bridge, gateway = before.get("six").bridge, before.get("six").link.address
+    for sandbox in (one, two, ended):
+        given = sandbox.endpoint
+        for address in (given.gateway, given.ipv6_gateway):
+            assert _neighbour("eth0", address, sandbox) == (gateway, True)
+        for address in (given.ip_address, given.global_ipv6_address):
+            known = given.mac_address, True
+            await until(lambda to=address, known=known: _neighbour(bridge, to) == known, "the host knows it")
+        assert reaches(sandbox, given.gateway) and reaches(sandbox, given.ipv6_gateway)
+
+    # A MAC that changes is learned from the container's own question.
+    other = "02:00:00:00:00:77"
+    assert inside(one, "ip", "link", "set", "eth0", "address", other).returncode == 0
+    assert reaches(one, one.endpoint.gateway)
+    assert _neighbour(bridge, one.endpoint.ip_address) == (other, True)
+
+    # Entries of containers that end without a daemon go with the next one, and no others.
+    _ip("neigh", "add", "10.255.255.1", "lladdr", other, "dev", bridge, "extern_learn")
+    async with _sleeping_in(one) as container:
+        await before.close(remove=False)
+        after = Engine(Config(), records)
+        await after.open()
+        process = Process(container.pid, os.pidfd_open(container.pid))
+        await after.restore("one", "one", {"six": one.endpoint}, process)
+        assert _neighbour(bridge, ended.endpoint.ip_address)
+        await after.settle()
+        for each in (two, ended):
+            assert not _neighbour(bridge, each.endpoint.ip_address)
+            assert not _neighbour(bridge, each.endpoint.global_ipv6_address)
+        assert _neighbour(bridge, "10.255.255.1") == (other, True)
+        assert _neighbour(bridge, one.endpoint.ip_address) == (other, True)
+        os.close(process.pidfd)
+        container.kill()
+        container.wait()
+        await after.leave("one")
+    for address in (one.endpoint.ip_address, one.endpoint.global_ipv6_address):
+        await until(lambda to=address: not _neighbour(bridge, to), "the host has forgotten it")
+    await after.close(remove=True)
+    records.close()
+
+
+def _neighbour(link: str, address: str, of: Sandbox | None = None) -> tuple[str, bool] | None:
+    """The MAC of a neighbour, and whether it was known in advance; None if there is no entry."""
+    argv = "ip", "neigh", "show", address, "dev", link
+    shown = inside(of, *argv) if of else subprocess.run(argv, capture_output=True, text=True, check=True)
+    words = shown.stdout.split()
+    return (words[words.index("lladdr") + 1], "extern_learn" in words) if "lladdr" in words else None
+
+
 async def _nat(directory: Path) -> None:
     """The outside world is a second namespace without a route to the containers, so only
     masqueraded packets are answered.
@@ -788,6 +846,7 @@ async def _advertisements_to_an_adopted_bridge(directory: Path) -> None:
         _threads,
         _netfilter,
         _endpoints,
+        _neighbours,
         _nat,
         _subnets,
         _routes,

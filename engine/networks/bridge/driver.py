@@ -22,7 +22,7 @@ import msgspec
 
 from engine.common.network_rules import Pool, Subnet, span
 from engine.errors import Forbidden, ServerError, words
-from engine.networks import host, sandboxes
+from engine.networks import endpoints, host, sandboxes
 from engine.networks.bridge.default import DEFAULT_MTU, DefaultNetwork
 from engine.networks.driver import Gateways, SubnetContested
 from engine.networks.endpoints import Network, with_prefix
@@ -33,6 +33,7 @@ from engine.networks.publishing import bridges_call_netfilter
 from engine.networks.sandboxes import BridgeStock, Interface
 from engine.system import netfilter
 from engine.system.netlink import rtnl
+from engine.system.netlink.codec import Request
 from engine.system.netlink.rtnl import Link, RouteSocket
 from engine.system.user_namespaces import IdMap
 from engine.wire.containers import EndpointSettings
@@ -217,30 +218,66 @@ class BridgeDriver:
 
     def new_sandbox(self, found: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
         assert self._stock is not None
-        sandbox = self._stock.take(self.port(found), interface.mtu)
+        bridge = self.port(found)
+        sandbox = self._stock.take(bridge, interface.mtu)
         try:
-            sandbox.configure(interface, gateways)
+            sandbox.configure(self._with_neighbours(found, bridge, interface), gateways)
             self._isolate(found, sandbox.endpoint_id)
         except BaseException:
             sandbox.close()
             raise
+        self._stock.later(_learned(bridge, interface))
         return sandbox.detach(), sandbox.endpoint_id
 
     def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
-        endpoint_id = sandboxes.plug(self._links, namespace, self.port(found), name, interface)
+        assert self._stock is not None
+        bridge = self.port(found)
+        interface = self._with_neighbours(found, bridge, interface)
+        endpoint_id = sandboxes.plug(self._links, namespace, bridge, name, interface)
         try:
             self._isolate(found, endpoint_id)
         except BaseException:
             sandboxes.unplug(self._links, endpoint_id)
             raise
+        self._stock.later(_learned(bridge, interface))
         return endpoint_id
 
     def unplug(self, found: Network, namespace: int, settings: EndpointSettings) -> None:
         sandboxes.unplug(self._links, settings.endpoint_id)
+        self._forget(found, settings)
 
-    def released(self, endpoint_id: str) -> None:
+    def released(self, found: Network, settings: EndpointSettings) -> None:
         if self._stock is not None:
-            self._stock.released(endpoint_id)
+            self._stock.released(settings.endpoint_id)
+            self._forget(found, settings)
+
+    def _with_neighbours(self, found: Network, bridge: Link, interface: Interface) -> Interface:
+        """The interface, which knows its gateways if the engine made the bridge."""
+        versions = {each.version for each in interface.addresses}
+        gateways = found.own_addresses if self.made(found) else ()
+        neighbours = ((each.ip, bridge.address) for each in gateways if each.version in versions)
+        return interface._replace(neighbours=tuple(neighbours))
+
+    def _forget(self, found: Network, settings: EndpointSettings) -> None:
+        """Undo `_learned`, before another endpoint has the addresses."""
+        if self._stock is not None and found.link is not None:
+            addresses = endpoints.interface(found, settings).addresses
+            self._stock.later(rtnl.delete_neighbour(found.link.ifindex, each.ip) for each in addresses)
+
+    def forget_ended(self, networks: Iterable[Network]) -> None:
+        """Let the host forget the addresses of endpoints that have ended without a daemon."""
+        bridges, present = set(), set()
+        for found in networks:
+            if found.link is not None:
+                index = found.link.ifindex
+                bridges.add(index)
+                present |= {
+                    (index, address.ip)
+                    for settings in _endpoints(found)
+                    for address in endpoints.interface(found, settings).addresses
+                }
+        ended = [each for each in self._links.learned() if each[0] in bridges and each not in present]
+        self._links.outcomes(rtnl.delete_neighbour(*each) for each in ended)
 
     def _isolate(self, found: Network, endpoint_id: str) -> None:
         """Without icc the bridge itself isolates its ports, unless netfilter sees the frames that
@@ -288,8 +325,11 @@ class BridgeDriver:
 
         Skips those whose container has ended.
         """
-        endpoints = [sandbox.endpoints.get(found.record.id) for sandbox in [*found.sandboxes.values()]]
-        ids = [settings.endpoint_id for settings in endpoints if settings is not None]
+        present = _endpoints(found)
+        ids = [settings.endpoint_id for settings in present]
+        for settings in present:
+            # A MAC that was changed inside is known already, unless this is a new bridge.
+            self._links.outcomes(_learned(link, endpoints.interface(found, settings), replace=False))
         # those of a former version of the engine may still accept router advertisements
         for each in ids:
             host.ignore_router_advertisements(sandboxes.host_end(each))
@@ -304,6 +344,19 @@ class BridgeDriver:
             except OSError as error:
                 if error.errno != errno.ENODEV:
                     _log.warning("network %s: %s", found.record.name, words(error))
+
+
+def _endpoints(found: Network) -> list[EndpointSettings]:
+    """Those of its containers that run."""
+    each = (sandbox.endpoints.get(found.record.id) for sandbox in [*found.sandboxes.values()])
+    return [settings for settings in each if settings is not None]
+
+
+def _learned(bridge: Link, interface: Interface, *, replace: bool = True) -> list[Request]:
+    """What lets the host know an endpoint's addresses. If one fails the host asks for them."""
+    return [
+        rtnl.learn_neighbour(bridge.ifindex, each.ip, interface.mac, replace=replace) for each in interface.addresses
+    ]
 
 
 # --- links ----------------------------------------------------------------------------------------

@@ -745,14 +745,14 @@ class OverlayDriver:
                 if address is not None:
                     _lead_to_peer(space, address)
 
-    def released(self, endpoint_id: str) -> None:
+    def released(self, found: Network, settings: EndpointSettings) -> None:
         """The kernel removes the veth with the container's namespace, unless a process holds that:
         then `clear` does.
         """
-        known = self._endpoints.get(endpoint_id)
+        known = self._endpoints.get(settings.endpoint_id)
         if known is not None:
-            self._lingering.append((known[0], sandboxes.host_end(endpoint_id), known[1]))
-            self._left(endpoint_id)
+            self._lingering.append((known[0], sandboxes.host_end(settings.endpoint_id), known[1]))
+            self._left(settings.endpoint_id)
             self.lingers()
 
     def clear(self, count: int) -> None:

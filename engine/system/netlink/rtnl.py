@@ -18,7 +18,7 @@ import ipaddress
 import socket
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from engine.system.netlink.codec import (
@@ -64,8 +64,12 @@ _GATEWAYS = {_RTA_GATEWAY, _RTA_MULTIPATH, _RTA_VIA, _RTA_NH_ID}
 _RTNH_F_ONLINK = 4
 _FRA_SRC, _FRA_PRIORITY, _FRA_FWMARK, _FRA_TABLE, _FRA_FWMASK, _FRA_OIFNAME = 2, 6, 10, 15, 16, 17
 _FR_ACT_TO_TBL, _FIB_RULE_INVERT, _ALL_BITS = 1, 2, 0xFFFFFFFF
-_NDA_DST, _NDA_LLADDR = 1, 2
-_NUD_PERMANENT, _NTF_SELF = 0x80, 0x02
+_NDA_DST, _NDA_LLADDR, _NDA_PROTOCOL = 1, 2, 12
+_RTPROT_ENGINE = 0xE9
+"""The engine's number among those that tell who has made an entry. The kernel has no meaning for it
+(rtnetlink(7))."""
+_NUD_STALE, _NUD_PERMANENT = 0x04, 0x80
+_NTF_SELF, _NTF_EXT_LEARNED = 0x02, 0x10
 _SKIP_STATISTICS = 8
 
 _IFF_UP, _IFF_POINTOPOINT = 1, 0x10
@@ -266,13 +270,27 @@ class RouteSocket(NetlinkSocket):
         """
         family = _AF_BRIDGE if forwarding else socket.AF_INET
         found = []
-        for answer in self.dump(Request(_GETNEIGH, 0, _NEIGHBOUR.pack(family, 0, 0, 0, 0), "list of neighbours")):
-            _, index, state, _, _ = _NEIGHBOUR.unpack_from(answer)
-            parts = read_attributes(answer, _NEIGHBOUR.size)
-            address, mac = parts.get(_NDA_DST, b""), parts.get(_NDA_LLADDR, b"")
+        for index, state, parts in self._neighbours(family):
+            address = parts.get(_NDA_DST, b"")
             if state & _NUD_PERMANENT and len(address) == 4:
+                mac = parts.get(_NDA_LLADDR, b"")
                 found.append(Neighbour(index, ipaddress.IPv4Address(address), mac.hex(":")))
         return found
+
+    def learned(self) -> list[tuple[int, IPAddress]]:
+        """The entries that `learn_neighbour` has made: index of the link, and address."""
+        return [
+            (index, ipaddress.ip_address(parts[_NDA_DST]))
+            for family, _ in _FAMILIES.values()
+            for index, _, parts in self._neighbours(family)
+            if parts.get(_NDA_PROTOCOL) == bytes([_RTPROT_ENGINE])
+        ]
+
+    def _neighbours(self, family: int) -> Iterator[tuple[int, int, dict[int, bytes]]]:
+        """Index of the link, state and attributes of each."""
+        for answer in self.dump(Request(_GETNEIGH, 0, _NEIGHBOUR.pack(family, 0, 0, 0, 0), "list of neighbours")):
+            _, index, state, _, _ = _NEIGHBOUR.unpack_from(answer)
+            yield index, state, read_attributes(answer, _NEIGHBOUR.size)
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -522,9 +540,23 @@ def add_neighbour(index: int, address: ipaddress.IPv4Address, mac: str) -> Reque
     return Request(_NEWNEIGH, CREATE | REPLACE, body, f"neighbour {address}")
 
 
-def delete_neighbour(index: int, address: ipaddress.IPv4Address) -> Request:
+def learn_neighbour(index: int, address: IPAddress, mac: str, *, replace: bool = True) -> Request:
+    """Add or replace a neighbour of a link that is known in advance (NTF_EXT_LEARNED). Without
+    `replace` one that the link has is an error (EEXIST).
+
+    The kernel asks for it like for any other when it is used, and believes the answer, but does not
+    count it: gc_thresh3 bounds the other entries of all namespaces of the host together (arp(7)).
+    It stays until it is deleted.
+    """
+    body = _NEIGHBOUR.pack(_FAMILIES[address.version][0], index, _NUD_STALE, _NTF_EXT_LEARNED, 0)
+    body += attribute(_NDA_DST, address.packed) + attribute(_NDA_LLADDR, _bytes(mac))
+    body += attribute(_NDA_PROTOCOL, bytes([_RTPROT_ENGINE]))
+    return Request(_NEWNEIGH, CREATE | (REPLACE if replace else EXCL), body, f"neighbour {address}")
+
+
+def delete_neighbour(index: int, address: IPAddress) -> Request:
     """Delete a neighbour of a link. A missing one is an error (ENOENT)."""
-    body = _NEIGHBOUR.pack(socket.AF_INET, index, 0, 0, 0) + attribute(_NDA_DST, address.packed)
+    body = _NEIGHBOUR.pack(_FAMILIES[address.version][0], index, 0, 0, 0) + attribute(_NDA_DST, address.packed)
     return Request(_DELNEIGH, 0, body, f"removal of neighbour {address}")
 
 

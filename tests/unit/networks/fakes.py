@@ -8,13 +8,14 @@ a test may make it fail.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
 import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_interface
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_interface
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +33,7 @@ from engine.system.netlink.codec import NetlinkError, Request
 from engine.system.netlink.nft import Element
 from engine.system.netlink.rtnl import Address, Link
 
-NEWLINK, DELLINK, NEWADDR, DELADDR = 16, 17, 20, 21
+NEWLINK, DELLINK, NEWADDR, DELADDR, NEWNEIGH, DELNEIGH = 16, 17, 20, 21, 28, 29
 IFNAME, MTU, MASTER, LINKINFO, IFALIAS, GROUP, KIND = 3, 4, 10, 18, 20, 27, 1
 
 
@@ -42,6 +43,8 @@ class Host:
     def __init__(self) -> None:
         self.links: dict[str, Link] = {}
         self.addresses: dict[int, list[IPv4Interface | IPv6Interface]] = {}
+        self.neighbours: dict[tuple[int, IPv4Address | IPv6Address], str] = {}
+        """MACs that the host has learned, by its link's index and address."""
         self.groups: dict[str, int] = {}
         self.routes: dict[int, list[str]] = {}
         self.namespaces: dict[int, dict[str, Interface]] = {}
@@ -223,6 +226,9 @@ class Kernel:
     def route_spans(self, version: int = 4) -> list[tuple[int, int, bool]]:
         return []
 
+    def learned(self) -> list[tuple[int, IPv4Address | IPv6Address]]:
+        return [*self._host.neighbours]
+
     def apply(self, *requests: Request) -> None:
         failure = next((each for each in self.outcomes(requests) if each is not None), None)
         if failure is not None:
@@ -241,6 +247,15 @@ class Kernel:
 
     def _carry_out(self, request: Request) -> None:
         world = self._host
+        if request.type in (NEWNEIGH, DELNEIGH):
+            _, index, *_ = rtnl._NEIGHBOUR.unpack_from(request.body)
+            attributes = codec.read_attributes(request.body, rtnl._NEIGHBOUR.size)
+            key = index, ip_address(attributes[rtnl._NDA_DST])
+            if request.type == NEWNEIGH:
+                world.neighbours[key] = attributes[rtnl._NDA_LLADDR].hex(":")
+            elif world.neighbours.pop(key, None) is None:
+                raise NetlinkError(errno.ENOENT, request.what)
+            return
         if request.type in (NEWADDR, DELADDR):
             _, prefix, _, _, index = rtnl._ADDRESS.unpack_from(request.body)
             packed = codec.read_attributes(request.body, rtnl._ADDRESS.size)[1]
@@ -312,6 +327,11 @@ class Stock:
     def take(self, bridge: Link, mtu: int = 0) -> Ready:
         self._host.step(f"take {bridge.name}")
         return Ready(self._host)
+
+    def later(self, changes: Iterable[Request]) -> None:
+        for request in changes:
+            with contextlib.suppress(NetlinkError):
+                Kernel(self._host)._carry_out(request)
 
     def released(self, endpoint_id: str) -> None:
         pass

@@ -93,6 +93,7 @@ def snapshot(networks: Both, world: Host) -> Any:
         dict(world.held),
         len(networks._names),
         sorted(networks._publishing._targets),
+        dict(world.neighbours),
     )
 
 
@@ -489,6 +490,7 @@ def test_a_bridge_that_is_deleted_comes_back(world: Host, tmp_path: Path) -> Non
             assert found.link is not None and found.link is not before
             assert world.links[end].master == found.link.ifindex
             assert str(world.addresses[found.link.ifindex][0]) == "10.1.0.1/24"
+            assert (found.link.ifindex, IPv4Address("10.1.0.2")) in world.neighbours
             await networks.leave("c")
 
     asyncio.run(run())
@@ -501,6 +503,7 @@ def test_containers_that_ran_on(world: Host, tmp_path: Path) -> None:
         await first.open()
         await first.create(body("a", "10.1.0.0/24"))
         joined = await first.join("c", "c", {"a": ANY}, "a", request=PORTS)
+        await first.join("ended", "ended", {"a": static("10.1.0.9")}, "a")
         ports = await first.opened("c")
         await first.close(remove=False)
         bridge = world.links[first.get("a").bridge]
@@ -511,6 +514,7 @@ def test_containers_that_ran_on(world: Host, tmp_path: Path) -> None:
         await second.settle()
         assert second.get("a").link == bridge
         assert used(second) == {"a": 1}
+        assert [*world.neighbours] == [(bridge.ifindex, IPv4Address("10.1.0.2"))]
         assert second.ports_of("c") == ports and elements(world)["any4"] == 1
         other = await second.join("d", "d", {"a": ANY}, "a")
         assert other.endpoints["a"].ip_address == "10.1.0.3"

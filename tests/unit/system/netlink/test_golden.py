@@ -383,7 +383,7 @@ def neighbour(kind: int, flags: int, fields: dict[str, int], *attributes: tuple[
     return theirs(ndmsg, kind, flags, {"family": socket.AF_INET, "ifindex": 5} | fields, *attributes)
 
 
-OF_OVERLAYS: dict[str, tuple[Callable[[], Request], Callable[[], bytes]]] = {
+ROUTES: dict[str, tuple[Callable[[], Request], Callable[[], bytes]]] = {
     "route to neighbours": (
         lambda: rtnl.add_route(ROUTE, 5),
         lambda: route(NEWROUTE, CREATE | REPLACE, {"proto": 3, "scope": 253, "type": 1, "flags": 0}, ("RTA_OIF", 5)),
@@ -424,6 +424,17 @@ OF_OVERLAYS: dict[str, tuple[Callable[[], Request], Callable[[], bytes]]] = {
         lambda: rtnl.delete_neighbour(5, NODE),
         lambda: neighbour(29, 0, {}, ("NDA_DST", str(NODE))),
     ),
+    "neighbour known in advance": (
+        lambda: rtnl.learn_neighbour(5, IPv6Address("fd00::2"), MAC),
+        lambda: neighbour(
+            28,
+            CREATE | REPLACE,
+            {"family": socket.AF_INET6, "state": 4, "flags": 0x10},
+            ("NDA_DST", "fd00::2"),
+            ("NDA_LLADDR", MAC),
+            ("NDA_PROTOCOL", 0xE9),
+        ),
+    ),
     "forwarding": (
         lambda: rtnl.add_forwarding(5, MAC, NODE),
         lambda: neighbour(
@@ -441,9 +452,9 @@ OF_OVERLAYS: dict[str, tuple[Callable[[], Request], Callable[[], bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OF_OVERLAYS)
-def test_routes_and_neighbours_of_overlays(name: str) -> None:
-    mine, pyroute2s = OF_OVERLAYS[name]
+@pytest.mark.parametrize("name", ROUTES)
+def test_routes_and_neighbours(name: str) -> None:
+    mine, pyroute2s = ROUTES[name]
     assert ours(mine()) == pyroute2s()
 
 
