@@ -1,7 +1,7 @@
 # engined, from a clean clone. Every target installs what it needs. If that fails, `.ci/prepare` prints
 # the reason in one line.
 
-.PHONY: build demo test nightly durations lint format sanitize fuzz instructions micro test-vm soak bench bench-peers
+.PHONY: build demo test nightly durations lint format sanitize fuzz instructions micro micro-kernel test-vm soak bench bench-peers
 .PHONY: chart compare docs wheel wheels deb clean test-pythons test-arm64
 
 # .venv/bin/engined, with compiled extensions. They are compiled again only after a change of
@@ -91,6 +91,13 @@ micro:
 instructions:
 	@.ci/prepare unit
 	@.venv/bin/python -m bench.micro.instructions $(ARGS)
+
+# What calls of the kernel cost beside a thousand objects of one kind, without containers:
+# make micro-kernel ARGS="--objects 3000 sysfs"
+micro-kernel:
+	@.ci/prepare unit
+	@.ci/cgroups
+	@.venv/bin/python -m bench.micro.kernel $(ARGS)
 
 # Installs Debian's dockerd and podman for comparisons. They are not started as services.
 bench-peers:
