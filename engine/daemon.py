@@ -49,6 +49,7 @@ from engine.containers.lifecycle import State
 from engine.containers.oom import OomNotices
 from engine.containers.packing import Packing
 from engine.containers.parts import Lifecycle, Parts
+from engine.containers.spec import EMPTY
 from engine.containers.stats import Statistics
 from engine.containers.store import ContainerStore
 from engine.errors import EngineError, NotFound, ServerError, words
@@ -238,6 +239,7 @@ class Daemon:
         self._took_over = (config.run / "monitor").exists()  # until the monitor says what it has
         stack.callback(self._leave_run, claim)
         stack.callback(self._undo_start, before)
+        (config.run / EMPTY).mkdir(mode=0o555, exist_ok=True)
         if config.pidfile:
             stack.enter_context(_pidfile(config, write=not self._only_stops))
         if config.bridge != NO_BRIDGE:
@@ -597,6 +599,7 @@ class Daemon:
                     place.rmdir()
             for name in (
                 "config.json",
+                EMPTY,
                 reloads.OUTCOME,
                 "stop-timeout",
                 "exec",

@@ -53,6 +53,8 @@ _PTS = oci.Mount(
 _MQUEUE = oci.Mount(destination="/dev/mqueue", type="mqueue", source="mqueue", options=_SYSTEM)
 
 SHM = "/dev/shm"
+EMPTY = "empty"
+"""An empty directory in RUN, which no container can write to."""
 
 _PING_GROUPS = "net.ipv4.ping_group_range"
 _NETWORK_SYSCTLS = {f"net.{path.replace('/', '.')}": value for path, value in SETTINGS.items()}
@@ -96,6 +98,9 @@ def build(record: ContainerRecord, start: Start, identity: Identity, edits: cdi.
         arguments = [INIT, "--", *arguments]
     check_exec(arguments, variables, _stack(host))
     seen = mounts(record, start, edits, confinement.writable_cgroups)
+    masked = () if host.privileged else _paths(host.masked_paths, security.MASKED_PATHS)
+    covers = _covers(masked, seen, record, start)
+    seen += covers.values()
     return oci.Spec(
         oci_version=oci.VERSION,
         process=oci.Process(
@@ -127,7 +132,7 @@ def build(record: ContainerRecord, start: Start, identity: Identity, edits: cdi.
             ),
             seccomp=filter_,
             sysctl=_sysctls(record, start),
-            masked_paths=() if host.privileged else _paths(host.masked_paths, security.MASKED_PATHS),
+            masked_paths=tuple(path for path in masked if path not in covers),
             readonly_paths=_readonly_paths(host, start.cgroups, seen),
         ),
         annotations={**(host.annotations or {}), **annotations, **of_cgroup},
@@ -352,6 +357,30 @@ def _hooks(edits: cdi.Edits) -> oci.Hooks | None:
 def _paths(given: list[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
     """None is in records of earlier versions of this engine."""
     return default if given is None else tuple(given)
+
+
+def _covers(
+    masked: Iterable[str], seen: Sequence[oci.Mount], record: ContainerRecord, start: Start
+) -> dict[str, oci.Mount]:
+    """Mounts of the empty directory over those of Docker's masked paths that are directories, by
+    destination, where the runtime would mount a tmpfs over each of them.
+
+    With each file system the kernel needs more memory for each memory cgroup of the host. The
+    runtime masks what other mounts of the container touch, and all in a user namespace.
+    """
+    empty = str(start.config.run / EMPTY)
+    if record.ids is not None or not features.masks_by_tmpfs(start.runtime) or not os.path.isdir(empty):
+        return {}
+    own = [f"{each.destination}/" for each in seen if each.type not in ("proc", "sysfs")]
+    kinds = {each.destination: each.type for each in seen}
+    return {
+        path: bind(empty, path, False, "rprivate", options=ALONE)
+        for path in security.MASKED_PATHS
+        if path in masked
+        and kinds.get(path[: path.index("/", 1)]) in ("proc", "sysfs")
+        and not any(f"{path}/".startswith(each) or each.startswith(f"{path}/") for each in own)
+        and os.path.isdir(path)
+    }
 
 
 def _readonly_paths(host: HostConfig, hierarchies: Cgroups, seen: Sequence[oci.Mount]) -> tuple[str, ...]:

@@ -18,6 +18,10 @@ _LONGEST = 1 << 20
 
 _CRUN = (1, 4)
 """The first crun with recursive mount options."""
+_TMPFS_MASKS = (1, 8), (1, 24)
+"""The first crun whose masks were tried as mounts, and the first that mounts one empty directory
+itself (crun's pull request 1859).
+"""
 
 
 class _Features(msgspec.Struct, frozen=True, rename="camel"):
@@ -41,13 +45,25 @@ def recursive_read_only(runtime: Runtime) -> bool:
     return _knows(runtime.command, runtime.implementation, runtime.version, "rro")
 
 
+def masks_by_tmpfs(runtime: Runtime) -> bool:
+    """True if it mounts a tmpfs over each masked directory, and takes a mount there instead. runc
+    takes none inside of /proc.
+    """
+    first, last = _TMPFS_MASKS
+    return runtime.implementation == "crun" and first <= _number(runtime.version) < last
+
+
+def _number(version: str) -> tuple[int, int]:
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers is not None else (0, 0)
+
+
 @functools.cache
 def _knows(program: tuple[str, ...], implementation: str, version: str, option: str) -> bool:
     try:
         return option in msgspec.json.decode(read(*program), type=_Features).mount_options
     except msgspec.DecodeError:
-        numbers = re.match(r"(\d+)\.(\d+)", version)
-        return implementation == "crun" and numbers is not None and (int(numbers[1]), int(numbers[2])) >= _CRUN
+        return implementation == "crun" and _number(version) >= _CRUN
 
 
-__all__ = ["read", "recursive_read_only"]
+__all__ = ["masks_by_tmpfs", "read", "recursive_read_only"]

@@ -11,11 +11,13 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.containers import security
 from tests.support.engine import cgroups, client
 from tests.support.engine.cgroups import Group
 from tests.support.engine.harness import BREATH, TempEngine, links, until
@@ -367,6 +369,24 @@ def test_sysctls(engine: TempEngine, network: str) -> None:
             held.add(os.readlink(each))
     mine = os.readlink(f"/proc/{engine.inspect(identifier)['State']['Pid']}/ns/net")
     assert (mine in held) == (network == "bridge")
+
+
+def test_masked_directories(engine: TempEngine) -> None:
+    """They are empty and read-only, and a container has no file systems of its own for them, but
+    for /, /dev, /dev/pts, /dev/shm, /dev/mqueue, /proc, /sys, and v1's hierarchies.
+    """
+    directories = [path for path in security.MASKED_PATHS if os.path.isdir(path)]
+    assert "/sys/firmware" in directories
+    seen = 'test -z "$(ls -A $each)" && ! touch $each/new 2>/dev/null && echo "= $each"'
+    script = f"cat /proc/self/mountinfo; for each in {' '.join(directories)}; do {seen}; done"
+    lines = output(engine, script).splitlines()
+    assert [line[2:] for line in lines if line.startswith("= ")] == directories
+
+    def devices(mounts: Iterable[str]) -> set[str]:
+        return {line.split()[2] for line in mounts if " - " in line}
+
+    own = devices(lines) - devices(Path("/proc/self/mountinfo").read_text().splitlines())
+    assert len(own) <= 7 + (not Path("/sys/fs/cgroup/cgroup.controllers").exists())
 
 
 def test_user_and_groups(engine: TempEngine) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -510,6 +511,37 @@ def test_masked_and_read_only_paths() -> None:
     assert under_v1[0] == "/sys/fs/cgroup", "the tmpfs of v1 stays read-only"
     assert "/sys/fs/cgroup/nowhere" in under_v1, "and so do the hierarchies below it"
     assert built(masked_paths=None)["linux"]["maskedPaths"] == list(security.MASKED_PATHS)
+
+
+def test_masked_directories_that_are_mounts(tmp_path: Path) -> None:
+    """Old versions of crun mount a file system of its own over each."""
+    directories = [path for path in security.MASKED_PATHS if os.path.isdir(path)]
+    assert "/sys/firmware" in directories
+
+    def masks(change: spec.Place | None = None, **host: Any) -> tuple[list[str], list[str]]:
+        """The directories that are covered, and those left to the runtime."""
+        document = built(change or made("crun", "1.8.1"), **host)
+        covers = [each for each in document["mounts"] if each["source"] == str(tmp_path / "empty")]
+        assert all("ro" in each["options"] for each in covers)
+        left = document["linux"].get("maskedPaths", [])
+        return [each["destination"] for each in covers], [path for path in left if path in directories]
+
+    def made(name: str, version: str) -> spec.Place:
+        runtime = Runtime(name=name, path=f"/{name}", version=version, reason="", root="/run")
+        return place(runtime=runtime, config=EngineConfig(run=tmp_path))
+
+    assert masks() == ([], directories), "RUN has lost the directory"
+    (tmp_path / "empty").mkdir()
+    for version, covered in (("1.8.1", True), ("1.23", True), ("1.24", False), ("1.7", False), ("main", False)):
+        assert masks(made("crun", version)) == ((directories, []) if covered else ([], directories)), version
+    assert masks(made("runc", "1.1.5")) == ([], directories), "it permits no mount in /proc"
+    assert masks(masked_paths=["/sys/firmware", "/own"]) == (["/sys/firmware"], [])
+    assert masks(masked_paths=[]) == masks(privileged=True) == ([], [])
+    for destination in ("/sys/firmware", "/sys/firmware/a", "/sys"):
+        covered, left = masks(mounts=(MountPoint(type="bind", source="/sys", destination=destination, rw=True),))
+        assert "/sys/firmware" in left and "/sys/firmware" not in covered
+    at = made("crun", "1.8.1")
+    assert not [each for each in remapped(at)["mounts"] if each["source"] == str(tmp_path / "empty")]
 
 
 @pytest.mark.parametrize(
