@@ -15,12 +15,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from bench import steps
 from bench.engines import Engine, Engined
 from bench.report import Row, Target
 from bench.wire import Lacks
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Size:
     def rounds(self, full: int) -> int:
         return 1 if self.quick else full
 
-    def of(self, full: int, quick: int) -> int:
+    def of(self, full: T, quick: T) -> T:
         return quick if self.quick else full
 
 

@@ -63,11 +63,11 @@ def execute(engine: Engine, container: str, *command: str) -> bytes:
     return received.replace(b"\r\n", b"\n")
 
 
-def side_by_side(engine: Engine, jobs: list[Any], work: Any) -> list[Any]:
+def side_by_side(engine: Engine, jobs: list[Any], work: Any, clients: int = CLIENTS) -> list[Any]:
     """Run `work(connection, job)` for each job with several clients; returns the results in
     order.
     """
-    connections = [engine.connection() for _ in range(min(CLIENTS, len(jobs)))]
+    connections = [engine.connection() for _ in range(min(clients, len(jobs)))]
     try:
 
         def client(number: int) -> list[Any]:
