@@ -45,9 +45,25 @@ log, ports, and a margin.
 """
 TASKS = 32
 """Processes and threads per container that the host should have room for."""
-SPARE_DESCRIPTORS, SPARE_TASKS, SPARE_NEIGHBOURS = 512, 8192, 512
+MOUNTS = 2
+"""Mounts per container in the engine's mount namespace: its root, and a volume that is mounted."""
+SPARE_DESCRIPTORS, SPARE_TASKS, SPARE_MOUNTS, SPARE_NAMESPACES = 512, 8192, 4096, 128
 CONNECTIONS = 128
 WATCHES = 64
+LEAST_BACKLOG = 1000
+"""The kernel's default."""
+CONTAINER_KIB = 390
+"""Memory of the kernel for an idle container on a bridge, without the tables of its memory cgroup
+(docs/DENSITY.md).
+"""
+FILE_SYSTEMS = 8
+"""File systems of its own that a container has: 7 with cgroup v2."""
+SHARED_TABLES = (6, 7)
+"""Oldest kernel whose memory cgroups have a block of 1 KiB for 64 file systems; before, each has 8
+bytes for each of them, in one piece.
+"""
+NEW_ROOT = (7, 0), (1, 29, 1)
+"""Oldest kernel and crun whose start does not look at every process of the host (pivot_root(2))."""
 
 
 class Finding(NamedTuple):
@@ -113,7 +129,8 @@ def findings(containers: int) -> Iterator[Finding]:
         yield system_calls(calls.missing())
     yield file_system("overlay")
     yield from control_groups(Cgroups.detect())
-    yield runtime()
+    found = _runtime()
+    yield found if isinstance(found, Finding) else runtime(found)
     yield init()
     yield library(
         "libseccomp",
@@ -136,6 +153,10 @@ def findings(containers: int) -> Iterator[Finding]:
     yield ports(containers)
     yield ephemeral_ports(containers)
     yield open_files(containers, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    yield kernel_memory(containers, Cgroups.detect().mode, platform.release(), _numa_nodes())
+    yield every_namespace(containers)
+    for name in ("net.ipv4.neigh.default.gc_thresh3", "net.ipv6.neigh.default.gc_thresh3"):
+        yield from neighbours(name)
     for subject, name, wanted in settings(containers):
         row = setting(subject, name, wanted)
         if row is not None:
@@ -239,14 +260,26 @@ def _disabled(known: Path) -> set[str]:
     return {"io" if row[0] == "blkio" else row[0] for row in rows if len(row) == 4 and row[3] == "0"}
 
 
-def runtime() -> Finding:
+def _runtime() -> Runtime | Finding:
     """Run a real container with each candidate until one works."""
     with tempfile.TemporaryDirectory(prefix="engined-check-") as directory:
         try:
-            found = Runtime.probe("", Path(directory))
+            return Runtime.probe("", Path(directory))
         except EngineError as error:
             return Finding("runtime", False, error.message, "apt install crun")
-    return Finding("runtime", True, f"{found.path} {found.version} ({found.reason})")
+
+
+def runtime(found: Runtime, release: str = platform.release()) -> Finding:
+    """Its version, and whether a start takes longer with each process of the host."""
+    linux, crun = NEW_ROOT
+    version = tuple(map(int, re.findall(r"\d+", found.version)[:3]))
+    text = f"{found.path} {found.version} ({found.reason})"
+    if found.implementation != "crun" or version < crun or _version(release) < linux:
+        text += (
+            "; a start looks at every process of the host, but not with "
+            f"Linux {'.'.join(map(str, linux))} and crun {'.'.join(map(str, crun))}"
+        )
+    return Finding("runtime", True, text)
 
 
 def init() -> Finding:
@@ -374,11 +407,59 @@ def open_files(containers: int, hard: int) -> Finding:
     )
 
 
-def settings(containers: int) -> tuple[tuple[str, str, int], ...]:
-    """(subject, sysctl, least value) of each limit that the number of containers may reach.
+def kernel_memory(containers: int, mode: str, release: str, nodes: int, known: Path = Path("/proc/meminfo")) -> Finding:
+    """The memory that the kernel needs for so many idle containers, where all begin on a host that
+    has just booted. `nodes`: NUMA nodes.
 
-    The values are for the whole host: all network namespaces share the neighbour table's limits.
+    An estimate: each memory cgroup has a table of all file systems, and so of all containers.
     """
+    systems = containers * (FILE_SYSTEMS - (mode == "v2"))
+    table = systems // 64 * nodes if _version(release) >= SHARED_TABLES else systems * 8 * nodes // 1024
+    wanted = containers * (CONTAINER_KIB + table) // 1024
+    available = int(re.findall(r"MemAvailable:\s+(\d+)", known.read_text())[0]) // 1024
+    return Finding(
+        "kernel memory",
+        available >= wanted,
+        f"{available} MiB available (estimate for idle containers: {wanted} MiB, {CONTAINER_KIB + table} KiB each)",
+        "more memory, or more hosts: with half of the containers, each needs less",
+    )
+
+
+def _numa_nodes(known: Path = Path("/sys/devices/system/node")) -> int:
+    return max(1, len([*known.glob("node[0-9]*")]))
+
+
+def every_namespace(containers: int, known: Path = Path("/proc/sys/user")) -> Finding:
+    """The least of the limits of namespaces of the kinds that each container has
+    (namespaces(7)).
+    """
+    wanted = containers + SPARE_NAMESPACES
+    found = [
+        (int(path.read_text()), path.name) for kind in _KINDS if (path := known / f"max_{kind}_namespaces").exists()
+    ]
+    least, name = min(found, default=(wanted, "none"))
+    short = [name for value, name in found if value < wanted]
+    fix = "; ".join(f"sysctl -w user.{name}={wanted}" for name in short)
+    return Finding("namespaces", not short, f"user.{name} = {least} (wanted {wanted})", f"{fix}, and in /etc/sysctl.d")
+
+
+_KINDS = ("cgroup", "ipc", "mnt", "net", "pid", "uts")
+
+
+def neighbours(name: str, root: Path = Path("/proc/sys")) -> Iterator[Finding]:
+    """A note: what the number of containers has no part in, but what they do has. No row if the
+    kernel has no such setting.
+    """
+    with contextlib.suppress(OSError):
+        value = root.joinpath(*name.split(".")).read_text().strip()
+        text = f"{name} = {value}: counts containers that talk to each other on one network, not their gateways"
+        yield Finding("IPv6 neighbours" if "ipv6" in name else "neighbours", True, text)
+
+
+def settings(containers: int) -> tuple[tuple[str, str, int], ...]:
+    """(subject, sysctl, least value) of each limit that the number of containers may reach."""
+    # A frame to all of a bridge comes to the queue of one CPU once for each port.
+    backlog = max(LEAST_BACKLOG, 2 * min(containers, PORTS))
     return (
         ("process ids", "kernel.pid_max", containers * TASKS + SPARE_TASKS),
         ("threads", "kernel.threads-max", containers * TASKS + SPARE_TASKS),
@@ -386,10 +467,8 @@ def settings(containers: int) -> tuple[tuple[str, str, int], ...]:
         ("open files, whole host", "fs.file-max", 4 * (containers * DESCRIPTORS + SPARE_DESCRIPTORS)),
         ("inotify instances", "fs.inotify.max_user_instances", containers + 128),
         ("inotify watches", "fs.inotify.max_user_watches", containers * WATCHES + 8192),
-        ("neighbours, soft", "net.ipv4.neigh.default.gc_thresh2", 2 * containers + SPARE_NEIGHBOURS),
-        ("neighbours, hard", "net.ipv4.neigh.default.gc_thresh3", 4 * containers + SPARE_NEIGHBOURS),
-        ("IPv6 neighbours, hard", "net.ipv6.neigh.default.gc_thresh3", 4 * containers + SPARE_NEIGHBOURS),
-        ("receive backlog", "net.core.netdev_max_backlog", 1000 if containers <= 500 else 5000),
+        ("mounts", "fs.mount-max", containers * MOUNTS + SPARE_MOUNTS),
+        ("receive backlog", "net.core.netdev_max_backlog", backlog),
         ("tracked connections", "net.netfilter.nf_conntrack_max", containers * CONNECTIONS),
     )
 

@@ -13,6 +13,7 @@ from engine.networks import firewall
 from engine.networks.firewall import Chain
 from engine.runtime import init, scopes
 from engine.runtime.cgroups import Cgroups
+from engine.runtime.oci import Runtime
 from engine.system import calls
 
 
@@ -43,6 +44,64 @@ def test_what_is_wanted_grows_with_the_plan() -> None:
     small, large = ({name: wanted for _, name, wanted in check.settings(count)} for count in (10, 10_000))
     assert all(small[name] <= large[name] for name in small)
     assert large["fs.inotify.max_user_instances"] == 10_128
+    assert (small["net.core.netdev_max_backlog"], large["net.core.netdev_max_backlog"]) == (1000, 2046)
+    assert large["fs.mount-max"] == 24_096
+
+
+@pytest.mark.parametrize(
+    ("containers", "mode", "release", "nodes", "each"),
+    [
+        (10, "v1", "6.18.1", 1, 391),
+        (3000, "hybrid", "6.18.1", 1, 765),
+        (3000, "v2", "6.18.1", 1, 718),
+        (3000, "v2", "6.18.1", 2, 1046),
+        (3000, "v2", "6.1.0-18-amd64", 1, 554),
+    ],
+)
+def test_memory_of_the_kernel(containers: int, mode: str, release: str, nodes: int, each: int, tmp_path: Path) -> None:
+    known = tmp_path / "meminfo"
+    wanted = containers * each // 1024
+    for available, enough in ((wanted, True), (wanted - 1, False)):
+        known.write_text(f"MemTotal: 99999999 kB\nMemAvailable:    {available * 1024} kB\n")
+        found = check.kernel_memory(containers, mode, release, nodes, known)
+        assert found.ok == enough and f"{wanted} MiB, {each} KiB each" in found.text
+
+
+def test_namespaces_of_every_kind(tmp_path: Path) -> None:
+    for kind in ("mnt", "net", "pid", "user"):
+        (tmp_path / f"max_{kind}_namespaces").write_text("1128\n" if kind != "user" else "0\n")
+    assert check.every_namespace(1000, tmp_path).ok, "user namespaces are not wanted"
+    (tmp_path / "max_net_namespaces").write_text("1127\n")
+    row = check.every_namespace(1000, tmp_path)
+    assert not row.ok and row.text == "user.max_net_namespaces = 1127 (wanted 1128)"
+    assert row.fix.startswith("sysctl -w user.max_net_namespaces=1128, ")
+
+
+def test_neighbours_are_a_note(tmp_path: Path) -> None:
+    name = "net.ipv6.neigh.default.gc_thresh3"
+    assert not list(check.neighbours(name, tmp_path)), "a kernel without IPv6"
+    path = tmp_path.joinpath(*name.split("."))
+    path.parent.mkdir(parents=True)
+    path.write_text("1024\n")
+    (row,) = check.neighbours(name, tmp_path)
+    assert row.ok and row.subject == "IPv6 neighbours" and f"{name} = 1024" in row.text
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "release", "independent"),
+    [
+        ("crun", "1.29.1", "7.0.1", True),
+        ("crun", "1.30", "7.1", True),
+        ("crun", "1.29", "7.0.1", False),
+        ("crun", "1.29.1", "6.18.0", False),
+        ("runc", "1.30.0", "7.0.1", False),
+        ("crun", "", "7.0.1", False),
+    ],
+)
+def test_a_runtime(name: str, version: str, release: str, independent: bool) -> None:
+    runtime = Runtime(name=name, path=f"/{name}", version=version, reason="preferred", root="/run")
+    row = check.runtime(runtime, release)
+    assert row.ok and ("every process" in row.text) == (not independent)
 
 
 def test_an_init_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
