@@ -127,17 +127,14 @@ class Index:
             if len(path) > _MAX_PATH:
                 raise InvalidParameter(f"build context: {path[:200]}…: a name of more than {_MAX_PATH} bytes")
             self._memory += len(path)
-        inode = 0
-        if kind == FILE:
-            if size:
-                inode = offset
-                if digest is not None:
-                    self.digests[inode] = digest
-                if extents is not None:
-                    self._memory += len(extents)
-                    self.sparse[inode] = extents, stored
-            link = ""
-        elif kind == LINK:
+        inode = offset if kind == FILE and size else 0
+        if inode:
+            if digest is not None:
+                self.digests[inode] = digest
+            if extents is not None:
+                self._memory += len(extents)
+                self.sparse[inode] = extents, stored
+        if kind == LINK:
             self._check_link(path, link)
         elif kind != _LINK_KIND:
             link = ""

@@ -30,6 +30,7 @@ from engine.wire.containers import (
     CreateBody,
     DeviceMapping,
     DeviceRequest,
+    Healthcheck,
     HostConfig,
     PortBinding,
     RestartPolicy,
@@ -87,15 +88,7 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
     if stop_signal is not msgspec.UNSET:
         signal_number(stop_signal)
     if body.healthcheck is not msgspec.UNSET:
-        for field in ("interval", "timeout", "start_period", "start_interval"):
-            value = getattr(body.healthcheck, field)
-            if value and value < MIN_HEALTH_DURATION:
-                raise InvalidParameter(f"Healthcheck {field} must be 0 or at least 1ms (1000000 nanoseconds): {value}")
-        if body.healthcheck.retries < 0:
-            raise InvalidParameter(f"Healthcheck retries must not be negative: {body.healthcheck.retries}")
-        test = body.healthcheck.test
-        if test and test[0] not in ("NONE", "CMD", "CMD-SHELL"):
-            raise InvalidParameter(f"Healthcheck test must begin with NONE, CMD or CMD-SHELL: {test[0]}")
+        _check_healthcheck(body.healthcheck)
     fields = {name: getattr(body, name) for name in Config.__struct_fields__}
     fields.update(
         cmd=strings(body.cmd),
@@ -104,6 +97,17 @@ def checked(body: CreateBody) -> tuple[Config, HostConfig]:
         mac_address=msgspec.UNSET,
     )
     return Config(**fields), host
+
+
+def _check_healthcheck(check: Healthcheck) -> None:
+    for field in ("interval", "timeout", "start_period", "start_interval"):
+        value = getattr(check, field)
+        if value and value < MIN_HEALTH_DURATION:
+            raise InvalidParameter(f"Healthcheck {field} must be 0 or at least 1ms (1000000 nanoseconds): {value}")
+    if check.retries < 0:
+        raise InvalidParameter(f"Healthcheck retries must not be negative: {check.retries}")
+    if check.test and check.test[0] not in ("NONE", "CMD", "CMD-SHELL"):
+        raise InvalidParameter(f"Healthcheck test must begin with NONE, CMD or CMD-SHELL: {check.test[0]}")
 
 
 def checked_host(host: HostConfig) -> HostConfig:

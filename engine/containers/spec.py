@@ -549,7 +549,7 @@ def _sysctls(record: ContainerRecord, start: Start) -> dict[str, str]:
         found["kernel.domainname"] = record.config.domainname
     # Those of a namespace that the engine has made are set, but for a root of a user namespace: it
     # has other numbers, which these may name.
-    set_before = record.ids is None and bool(place.network)
+    set_before = record.ids is None and bool(start.network)
     for name, value in (host.sysctls or {}).items():
         if not (set_before and name.startswith(("net.", "net/"))):
             found[name] = value

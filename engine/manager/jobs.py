@@ -15,7 +15,7 @@ import itertools
 from msgspec.structs import replace
 
 from engine.manager import tasks as rules
-from engine.manager.global_ import Dirty, birth, is_open
+from engine.manager.global_services import Dirty, birth, is_open
 from engine.manager.loops import Acting
 from engine.manager.records import (
     SERVICE_STATUS,

@@ -2,7 +2,7 @@
 that does not fulfil the constraints of a task any more.
 
 Tasks of a removed node become `orphaned`, as no node will report on them. Tasks of global services
-whose constraints a node fails are ended by `global_.py`.
+whose constraints a node fails are ended by `global_services.py`.
 
 Threads: the event loop's.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.manager.addresses import Addresses
 from engine.manager.allocator import Allocator
-from engine.manager.global_ import Global
+from engine.manager.global_services import Global
 from engine.manager.jobs import Jobs
 from engine.manager.keeper import Keeper
 from engine.manager.loops import Loop

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from engine.errors import EngineError
 from engine.manager import networks, ports
 from engine.manager import tasks as rules
-from engine.manager.global_ import is_open
+from engine.manager.global_services import is_open
 from engine.manager.loops import Acting
 from engine.manager.placement import Demand
 from engine.manager.records import (
@@ -321,7 +321,7 @@ class Updates:
 
     def _may_begin(self, place: Place, demand: Demand) -> bool:
         """False for a node that gets no new tasks now: what it has stays until it does. What the
-        new spec has no place for is ended by `global_.py`.
+        new spec has no place for is ended by `global_services.py`.
         """
         return isinstance(place, int) or (is_open(self._store, place) and self._scheduler.eligible(demand, place))
 

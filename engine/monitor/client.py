@@ -625,7 +625,7 @@ class Monitor:
 
     # --- orders -----------------------------------------------------------------------------------
 
-    async def run(
+    async def run(  # noqa: PLR0913 - what one order says, by keyword
         self,
         key: str,
         argv: Sequence[str],
@@ -946,7 +946,7 @@ class Monitor:
             except Exception:
                 _log.exception("a report of the monitor failed")
 
-    def _take(self, report: messages.Report, descriptors: list[int]) -> None:
+    def _take(self, report: messages.Report, descriptors: list[int]) -> None:  # noqa: PLR0912 - a case for each report
         match report:
             case messages.Done():
                 adopted = self._adopting.pop(report.seq, None)

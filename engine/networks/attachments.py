@@ -143,7 +143,7 @@ class Attachments:
 
     # --- start and end of a container -------------------------------------------------------------
 
-    async def join(
+    async def join(  # noqa: PLR0913 - all that a sandbox is made of
         self,
         container_id: str,
         name: str,

@@ -334,7 +334,7 @@ def test_sysctls() -> None:
     assert document["linux"]["sysctl"]["net.ipv4.ip_unprivileged_port_start"] == "7"
     assert document["linux"]["sysctl"]["kernel.domainname"] == "example.org"
     given = {"net.core.somaxconn": "7", "net/ipv4/ip_forward": "1", "kernel.sem": "1 2 3 4"}
-    made = place(network="/proc/1/fd/9")
+    made = start(network="/proc/1/fd/9")
     assert built(made, sysctls=given)["linux"]["sysctl"] == {"kernel.sem": "1 2 3 4"}
     assert remapped(made, sysctls=given)["linux"]["sysctl"] == given, "its root has other ids"
 
@@ -518,7 +518,7 @@ def test_masked_directories_that_are_mounts(tmp_path: Path) -> None:
     directories = [path for path in security.MASKED_PATHS if os.path.isdir(path)]
     assert "/sys/firmware" in directories
 
-    def masks(change: spec.Place | None = None, **host: Any) -> tuple[list[str], list[str]]:
+    def masks(change: Start | None = None, **host: Any) -> tuple[list[str], list[str]]:
         """The directories that are covered, and those left to the runtime."""
         document = built(change or made("crun", "1.8.1"), **host)
         covers = [each for each in document["mounts"] if each["source"] == str(tmp_path / "empty")]
@@ -526,9 +526,9 @@ def test_masked_directories_that_are_mounts(tmp_path: Path) -> None:
         left = document["linux"].get("maskedPaths", [])
         return [each["destination"] for each in covers], [path for path in left if path in directories]
 
-    def made(name: str, version: str) -> spec.Place:
+    def made(name: str, version: str) -> Start:
         runtime = Runtime(name=name, path=f"/{name}", version=version, reason="", root="/run")
-        return place(runtime=runtime, config=EngineConfig(run=tmp_path))
+        return start(runtime=runtime, config=EngineConfig(run=tmp_path))
 
     assert masks() == ([], directories), "RUN has lost the directory"
     (tmp_path / "empty").mkdir()
