@@ -40,7 +40,7 @@ _STAMP = re.compile(
 )
 _NAMED = {
     "directory": re.compile(rb"(?<=/layers/)\d+"),
-    "pid": re.compile(rb"(?<=/proc/)\d+"),
+    "pid": re.compile(rb"(?<=/proc/)\d+|(?<=\"Processes\":\[\[\")\d+"),
     "engine": re.compile(rb"\b(?:[A-Z0-9]{4}:){11}[A-Z0-9]{4}\b"),
     "made name": re.compile(rb"\b[a-z]+_[a-z]+\d?(?=\"\])"),
     "id": re.compile(rb"[0-9a-f]{64}"),
