@@ -74,7 +74,7 @@ def program() -> Path:
 
 def shared(name: str) -> str:
     """A file that a wheel carries in engine/share, and a clone in docs/."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     for path in (here / "share" / name, here.parent / "docs" / name):
         if path.exists():
             return path.read_text(encoding="utf-8")

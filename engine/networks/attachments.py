@@ -218,7 +218,7 @@ class Attachments:
                 )
                 undo.callback(sandboxes.close, sandbox.namespace)
             if sysctls and sandbox.namespace >= 0:
-                await self._in_thread(sandboxes.set_sysctls, sandbox.namespace, sysctls)
+                await self._in_thread(sandboxes.set_sysctls, sandbox.namespace, sysctls.items())
             undo.callback(sandbox.endpoints.clear)  # or a repair would attach them again
             numbers = iter(ids)
             for found, given in plans:

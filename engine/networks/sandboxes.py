@@ -25,7 +25,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import NamedTuple
 
@@ -186,15 +186,19 @@ def settle(namespace: int, name: str, interface: Interface) -> None:
     if settings:
         with namespaces.inside_network(namespace):
             sysctls.write(settings)
-    set_sysctls(namespace, {path.replace(PLACE, name): value for path, value in interface.sysctls})
+    set_sysctls(namespace, interface.sysctls, name)
 
 
-def set_sysctls(namespace: int, settings: Mapping[str, str]) -> None:
-    """Write sysctls of a namespace, by path below /proc/sys/net. Raises InvalidParameter."""
+def set_sysctls(namespace: int, settings: Collection[tuple[str, str]], name: str = "") -> None:
+    """Write sysctls of a namespace, by path below /proc/sys/net, where `PLACE` stands for the
+    interface `name`. Raises InvalidParameter.
+    """
+    if not settings:
+        return
     with namespaces.inside_network(namespace):
-        for path, value in settings.items():
+        for path, value in settings:
             try:
-                sysctls.write({path: value})
+                sysctls.write({path.replace(PLACE, name): value})
             except OSError as error:
                 setting = f"net.{path.replace('/', '.')}"
                 raise InvalidParameter(f"sysctl {setting}={value}: {error.strerror}") from error

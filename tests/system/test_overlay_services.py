@@ -78,7 +78,7 @@ async def _joined(engine: Engine, name: str, address: IPv4Address) -> int:
 async def _adopted(engine: Engine) -> None:
     await asyncio.to_thread(_underlay)
     meant = Overlay(vni=4097, port=4789, local=IPv4Address("10.77.9.1"))
-    await engine.networks.overlay.overlays.adopt(RECORD, meant)
+    await engine.networks.overlays.adopt(RECORD, meant)
 
 
 def _underlay() -> None:
@@ -157,7 +157,7 @@ async def _reset(connection: socket.socket) -> None:
 
 async def _names_and_services(directory: Path) -> None:
     async with network(directory) as engine:
-        overlays = engine.networks.overlay.overlays
+        overlays = engine.networks.overlays
         await _adopted(engine)
         web, other, client = [
             await _joined(engine, name, address) for name, address in (("web", WEB), ("other", OTHER), ("c", CLIENT))
@@ -237,7 +237,7 @@ async def _names_and_services(directory: Path) -> None:
             await engine.leave(name)
         await overlays.drop(ID)
         await asyncio.to_thread(_remove_underlay)
-        assert not engine.networks.dns.names._networks
+        assert not engine.networks.names._networks
 
 
 def _remove_underlay() -> None:
@@ -251,7 +251,7 @@ def test_names_and_services(tmp_path: Path) -> None:
 
 async def _without_backends(directory: Path) -> None:
     async with network(directory) as engine:
-        overlays = engine.networks.overlay.overlays
+        overlays = engine.networks.overlays
         await _adopted(engine)
         client = await _joined(engine, "c", CLIENT)
         overlays.set_names(ID, {"s": Names(("web",), (SERVICE,)), "tasks.s": Names(("tasks.web",), (), True)}, ())

@@ -84,7 +84,7 @@ class Site:
         self.agent = self.new_agent()
 
     def new_agent(self) -> Agent:
-        parts = dataclasses.replace(self.daemon._cluster_parts(), host=Host(name="host1", cpus=2, memory=1 << 30))
+        parts = dataclasses.replace(self.daemon.cluster._parts, host=Host(name="host1", cpus=2, memory=1 << 30))
         networks = NodeNetworks(parts)
         return Agent(
             parts,

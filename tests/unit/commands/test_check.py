@@ -205,7 +205,7 @@ def test_rows_are_printed_with_their_fixes(monkeypatch: pytest.MonkeyPatch, caps
 def test_a_reader_that_has_seen_enough(rows: int) -> None:
     """`engined check | head`: no traceback, and the exit status is that of the findings."""
     program = (
-        "import sys; from engine import check;"
+        "import sys; from engine.commands import check;"
         f"check.findings = lambda _: [check.Finding('words', False, 'text', 'fix')] * {rows};"
         "sys.exit(check.main(10))"
     )
