@@ -446,11 +446,12 @@ async def receive(
     `links_out`: allow relative links that lead out of the context, as BuildKit does and Docker's
     classic builder does not. They are never followed out of it.
     """
+    feed = Feed(making.processors)  # one body too many is refused before anything is done
     try:
         spool = await opened(asyncio.to_thread(files.temporary_file, directory))
         try:
             receiving = _Receiving(making.processors, spool, directory, links_out=links_out)
-            size = await process(body, receiving.run, making.processors)
+            size = await process(feed, body, receiving.run)
         except BaseException:
             await uninterrupted(asyncio.to_thread(os.close, spool))
             raise

@@ -158,7 +158,7 @@ async def _written(body: AsyncIterator[bytes], spool: int, meter: Meter) -> tupl
 
     async with contextlib.aclosing(metered()) as chunks:
         try:
-            return await process(chunks, write)
+            return await process(Feed(), chunks, write)
         except OSError as error:
             raise ServerError(f"writing the file: {reason(error)}") from error
 

@@ -55,6 +55,7 @@ async def received(
 
     Raises InvalidParameter, and ServerError when the disk is full.
     """
+    feed = Feed(making.processors)  # one body too many is refused before anything is done
     try:
         spool = await opened(asyncio.to_thread(files.temporary_file, directory))
     except OSError as error:
@@ -62,7 +63,7 @@ async def received(
     receiving = _Receiving(spool, making, present)
     try:
         try:
-            size = await process(body, receiving.run, making.processors)
+            size = await process(feed, body, receiving.run)
         except OSError as error:
             raise ServerError(f"receiving an archive into {directory}: {reason(error)}") from error
         yield Received(Span(spool, 0, size), receiving.early)

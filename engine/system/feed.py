@@ -229,17 +229,14 @@ class Feed:
         return head[:size]
 
 
-async def process(
-    body: AsyncIterator[bytes], work: Callable[[Feed], T], processors: threading.Semaphore | None = None
-) -> T:
-    """The result of `work`, which reads the body in a thread of its own. `processors`: as for
-    `Feed`.
+async def process(feed: Feed, body: AsyncIterator[bytes], work: Callable[[Feed], T]) -> T:
+    """The result of `work`, which reads the body from the feed in a thread of its own. The feed is
+    closed.
 
     When the caller is cancelled, as its client has left, the thread gets no more data. The thread
     has ended when this returns or raises. Raises what `work` raises, and as `Feed` and
     `in_own_thread`.
     """
-    feed = Feed(processors)
     feeding = asyncio.ensure_future(feed.feed(body))
     futures: list[asyncio.Future[Any]] = [feeding]
     try:

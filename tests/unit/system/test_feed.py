@@ -87,7 +87,7 @@ def test_a_cancelled_caller_waits_for_the_end_of_its_thread() -> None:
             ended.append(error.message)
 
     async def main() -> None:
-        processing = asyncio.create_task(process(endless(0.01), work))
+        processing = asyncio.create_task(process(Feed(), endless(0.01), work))
         await asyncio.to_thread(begun.wait)
         processing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -109,8 +109,8 @@ def test_the_result_and_the_failure_of_a_thread_reach_its_caller() -> None:
         raise OSError(28, "full")
 
     async def main() -> None:
-        assert await process(body(), work) == b"abc"
+        assert await process(Feed(), body(), work) == b"abc"
         with pytest.raises(OSError, match="full"):
-            await process(body(), fail)
+            await process(Feed(), body(), fail)
 
     asyncio.run(main())
