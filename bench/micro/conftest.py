@@ -10,6 +10,7 @@ import ctypes
 import gc
 import os
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,6 +52,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
             os._exit(status)
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
         pytest.exit(f"{item.nodeid} has failed", returncode=pytest.ExitCode.TESTS_FAILED)
+    # The kernel may give the number of this process to that of another row.
+    for dump in Path(COUNTED).parent.glob(f"out.{child}.*"):
+        dump.rename(dump.with_name(f"row.{item.session.items.index(item)}"))
     return True
 
 

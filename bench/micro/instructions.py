@@ -196,7 +196,7 @@ def count(names: list[str], *, elsewhere: bool = False) -> dict[str, int]:
             raise SystemExit(f"no row has {' or '.join(names)} in its name")
         if done.returncode:
             raise SystemExit(f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}")
-        return dict(read(path) for path in sorted(Path(place).glob("out.*.*")))
+        return dict(read(path) for path in sorted(Path(place).glob("row.*")))
 
 
 def read(path: Path) -> tuple[str, int]:
