@@ -32,6 +32,8 @@ _USER_WIDTH = 8
 _SECONDS = 30
 _ARGUMENT = 128 << 10
 """Bytes that one argument of a program may have (execve(2))."""
+_LONGEST = 4096
+"""Characters of the options: ps gets them as arguments."""
 _RENAMED = re.compile(r"=\s*PID\b")
 
 
@@ -47,6 +49,8 @@ def process_list(pids: Sequence[int], ps_args: str) -> ProcessList:
             ["UID", "PID", "PPID", "C", "STIME", "TTY", "TIME", "CMD"],
             [row for pid in pids for row in _full_row(pid, host)],
         )
+    if "\0" in ps_args or len(ps_args) > _LONGEST:
+        raise InvalidParameter(f"invalid ps_args {ps_args[:100]!r}: at most {_LONGEST} characters, none of them NUL")
     # As dockerd: another column under this title would choose the processes.
     if _RENAMED.search(ps_args):
         raise InvalidParameter(f"invalid ps_args {ps_args!r}: a column is named PID")

@@ -153,6 +153,12 @@ def test_options_that_ps_refuses(ps_args: str, said: str) -> None:
     assert caught.value.message == f"invalid ps_args {ps_args!r}: {said}"
 
 
+@pytest.mark.parametrize("ps_args", ["-o pid,\0x", "-o pid" + " " * 5000, "-o " + "p" * 200_000])
+def test_options_that_no_program_can_get(ps_args: str) -> None:
+    with pytest.raises(InvalidParameter, match="at most 4096 characters, none of them NUL"):
+        process_list([os.getpid()], ps_args)
+
+
 def test_a_host_without_ps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert process_list([os.getpid()], DEFAULT).processes[0][1] == str(os.getpid())
