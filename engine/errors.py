@@ -82,11 +82,12 @@ def decoding_reason(error: Exception) -> str:
     """What is wrong with a document that msgspec refuses, without Python's type names:
     `HostConfig.Memory: expected integer, got string`.
     """
-    if isinstance(error, UnicodeError):
+    text, _, place = str(error).partition(" - at ")
+    # msgspec raises UnicodeDecodeError before 0.23, and its own error since.
+    if isinstance(error, UnicodeError) or text.startswith("Invalid UTF-8"):
         return "it is not UTF-8"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    text, _, place = str(error).partition(" - at ")
     text = re.sub(r"`([^`]*)`", lambda names: " or ".join(map(_plain_type, names[1].split(" | "))), text)
     place = place.replace("`", "").removeprefix("$").removeprefix(".")
     if text.split(" ")[0] in _SENTENCES:

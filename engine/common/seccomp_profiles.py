@@ -75,9 +75,7 @@ def parse(text: str | bytes) -> Document:
     """A checked profile. Raises ValueError with the reason."""
     try:
         found = decode(text)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"Decoding seccomp profile failed: it is not UTF-8 (byte {error.start})") from error
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"Decoding seccomp profile failed: {decoding_reason(error)}") from error
     if (reason := _broken(found)) is not None:
         raise ValueError(f"invalid seccomp profile: {reason}")

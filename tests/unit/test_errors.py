@@ -54,9 +54,10 @@ def test_a_document_that_does_not_fit(text: bytes, said: str) -> None:
     assert decoding_reason(raised.value) == said
 
 
-def test_text_that_is_not_utf8() -> None:
-    with pytest.raises(UnicodeDecodeError) as raised:
-        b"\xff".decode()
+@pytest.mark.parametrize("decode", [bytes.decode, msgspec.json.decode])
+def test_text_that_is_not_utf8(decode: Callable[[bytes], object]) -> None:
+    with pytest.raises((UnicodeDecodeError, msgspec.DecodeError)) as raised:
+        decode(b'"\xff"')
     assert decoding_reason(raised.value) == "it is not UTF-8"
 
 
