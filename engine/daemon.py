@@ -48,7 +48,7 @@ from engine.containers.launch import BUNDLES, END_LIMIT, ROOT
 from engine.containers.lifecycle import State
 from engine.containers.oom import OomNotices
 from engine.containers.packing import Packing
-from engine.containers.parts import Lifecycle, Parts
+from engine.containers.parts import Parts
 from engine.containers.spec import EMPTY
 from engine.containers.stats import Statistics
 from engine.containers.store import ContainerStore
@@ -193,7 +193,6 @@ class Daemon:
         self._restored = False
         self._opened_records = False
         self.defaults = defaults.DOCKERS
-        self.lifecycle = Lifecycle()
         self.sessions = Sessions()
         self._reloading = asyncio.Lock()
         self._started = asyncio.Event()
@@ -337,7 +336,6 @@ class Daemon:
                 events=self.events,
                 deliveries=self.deliveries,
                 devices=self.devices,
-                lifecycle=self.lifecycle,
                 defaults=self.defaults,
             )
         )
@@ -349,7 +347,7 @@ class Daemon:
         self.execs = Execs(config.run, self.containers, self.monitor, self.runtimes, self.grace_period)
         self.health = HealthChecks(self.execs)
         self._subscribe()
-        self.oom = OomNotices(self.cgroups, self.lifecycle)
+        self.oom = OomNotices(self.cgroups, self.containers.lifecycle)
         stack.callback(self.oom.close)
         await self.monitor.open(hold=True)
         self._took_over = bool(self.monitor.processes or self.monitor.exits)
@@ -360,7 +358,7 @@ class Daemon:
 
     def _subscribe(self) -> None:
         """Subscribe the observers of the containers' lifecycle. They are called in this order."""
-        lifecycle = self.lifecycle
+        lifecycle = self.containers.lifecycle
         lifecycle.runs.subscribe(lambda container: self._running_changed(container, True))
         lifecycle.rests.subscribe(lambda container: self._running_changed(container, False))
         lifecycle.ended.subscribe(lambda container: self.statistics.ended(container.id))
@@ -399,7 +397,7 @@ class Daemon:
         await self.attachments.settle()
         self.images.changed.subscribe(self.containers.images_changed)
         self.execs.open()
-        self.lifecycle.ended.subscribe(lambda container: self.execs.run_ended(container.id))
+        self.containers.lifecycle.ended.subscribe(lambda container: self.execs.run_ended(container.id))
         self._restored = True
         await self.health.resume(self.containers)
         stack.push_async_callback(self.health.close)
@@ -446,7 +444,7 @@ class Daemon:
             usage=Usages(self.containers, self.images, self.volumes, self.builder),
             volumes=self.volumes,
         )
-        self.lifecycle.gone.subscribe(lambda container: engine.kept.forget(container.id))
+        self.containers.lifecycle.gone.subscribe(lambda container: engine.kept.forget(container.id))
         self._chain = await self._authorization(config)
         stack.push_async_callback(self._close_chains)
         self.server = server = Server(self._application())

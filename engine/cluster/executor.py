@@ -153,7 +153,7 @@ class Executor:
     def open(self) -> None:
         """Load the tasks and go on where the last daemon ended."""
         self._set.load()
-        lifecycle = self._containers.parts.lifecycle
+        lifecycle = self._containers.lifecycle
         lifecycle.ended.subscribe(self._container_ended)
         lifecycle.health.subscribe(self._container_changed)
         lifecycle.gone.subscribe(self._container_changed)
@@ -280,7 +280,7 @@ class Executor:
             spawn(self._stop(task, container), f"task {task.assigned.id}: stop its container again")
 
     def _unsubscribe(self) -> None:
-        lifecycle = self._containers.parts.lifecycle
+        lifecycle = self._containers.lifecycle
         lifecycle.ended.unsubscribe(self._container_ended)
         lifecycle.health.unsubscribe(self._container_changed)
         lifecycle.gone.unsubscribe(self._container_changed)

@@ -30,9 +30,11 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -41,7 +43,7 @@ from engine.common.signals import signal_number
 from engine.containers import body, launch, lifecycle, log_plan, removal, restart
 from engine.containers.extra_mounts import ExtraMount
 from engine.containers.lifecycle import State, Verb
-from engine.containers.parts import Parts, Peers
+from engine.containers.parts import Parts
 from engine.containers.store import ContainerRecord, Status
 from engine.containers.waiting import Condition, Ended, Ends, Starts
 from engine.errors import (
@@ -60,6 +62,7 @@ from engine.monitor.handles import Exit, LaunchFailed, LogReading, Process
 from engine.networks.endpoints import configured
 from engine.runtime import oci
 from engine.storage.records import Change
+from engine.system.observers import Observers
 from engine.system.tasks import spawn
 from engine.system.threads import whole
 
@@ -83,6 +86,72 @@ _SAVE_PAUSE = 1.0
 
 _START_FAILURES = (EngineError, OSError, RuntimeError)
 """Errors of a start. Python raises RuntimeError when a thread cannot be started."""
+
+
+@dataclass(frozen=True)
+class Lifecycle:
+    """Observers of containers.
+
+    Each observer is called on the event loop, after the record has changed.
+    """
+
+    runs: Observers[[Container]] = field(default_factory=lambda: Observers("container runs"))
+    """Its processes begin to run: start, unpause."""
+    started: Observers[[Container]] = field(default_factory=lambda: Observers("container started"))
+    """It has started, and the event `start` has been published; called after `runs`."""
+    rests: Observers[[Container]] = field(default_factory=lambda: Observers("container rests"))
+    """Its processes stop running: exit, pause."""
+    updated: Observers[[Container]] = field(default_factory=lambda: Observers("container updated"))
+    """Its limits have changed."""
+    ended: Observers[[Container]] = field(default_factory=lambda: Observers("container ended"))
+    """Its run has ended; called after `rests`.
+
+    After a start that failed past `runs`, only `rests` is called.
+    """
+    health: Observers[[Container]] = field(default_factory=lambda: Observers("container health"))
+    """Its health has another status by its own test."""
+    gone: Observers[[Container]] = field(default_factory=lambda: Observers("container gone"))
+    """It has been removed."""
+
+
+class Peers(Protocol):
+    """The interface through which one container uses the others."""
+
+    lifecycle: Lifecycle
+
+    generation: int
+    """Increased with every change of any container that replies show."""
+
+    ending: set[Container]
+    """Containers whose process has ended, while their record does not show it yet."""
+
+    @property
+    def leaving(self) -> bool:
+        """The engine is stopping its containers: restart policies no longer apply."""
+
+    def get(self, text: str) -> Container:
+        """By id, name or unique prefix. Raises NotFound."""
+
+    def names_by_link(self, child: str) -> Iterable[str]:
+        """`/parent/alias` for every link to the child."""
+
+    async def relink(self, child: str) -> None:
+        """That container has started: update its address in the containers linked to it."""
+
+    def renaming(self, container: Container, name: str) -> AbstractContextManager[None]:
+        """Reserve the new name while its row is written; then release the old one.
+
+        The caller holds the container's lock. Raises Conflict.
+        """
+
+    def host_changed(self, container: Container, before: ContainerRecord) -> None:
+        """It has another HostConfig; links and networks may differ from the record `before`."""
+
+    def unlinked(self, container: Container, child: str) -> None:
+        """Its link to the container of that id was removed."""
+
+    def removed(self, container: Container) -> None:
+        """Its row is gone."""
 
 
 class Container:
@@ -405,7 +474,7 @@ class Container:
                 raise await self._start_failed(before, error, by_user) from error
             self.follow(process)
             self.publish("start", self.record.status.started_at)
-            self.parts.lifecycle.started(self)
+            self.peers.lifecycle.started(self)
         await self.peers.relink(self.id)
 
     async def _launch(self, state: State) -> Process:
@@ -424,13 +493,13 @@ class Container:
             self.put(msgspec.structs.replace(launched.record, status=status, stopped_by_user=False))
             self.process = process
             self._out_of_memory = False
-            self.parts.lifecycle.runs(self)
+            self.peers.lifecycle.runs(self)
             try:
                 await self.parts.store.save(self.record)
             except BaseException:
                 self.process = None
                 self.put(before)
-                self.parts.lifecycle.rests(self)
+                self.peers.lifecycle.rests(self)
                 raise
         return process
 
@@ -530,10 +599,10 @@ class Container:
         )
         if again:
             self.planned.plan(ran=(exit_record.at - status.started_at) / 1e9)
-        self.parts.lifecycle.rests(self)
+        self.peers.lifecycle.rests(self)
         ran = max(0, exit_record.at - status.started_at) // 1_000_000_000
         self.publish("die", exit_record.at, exitCode=str(exit_record.status), execDuration=str(ran))
-        self.parts.lifecycle.ended(self)
+        self.peers.lifecycle.ended(self)
         self._answer_waiting()
 
     async def release_run(self, *, abandoned: bool = False) -> None:
@@ -691,7 +760,7 @@ class Container:
             with contextlib.suppress(NotFound):
                 await self._runtime.resume(self.id)
             self.move(state=lifecycle.following(State.PAUSED, Verb.THAW, self.id))
-            self.parts.lifecycle.runs(self)
+            self.peers.lifecycle.runs(self)
             self.publish("unpause")
             await self.save()
 
@@ -751,7 +820,7 @@ class Container:
             except EngineError:
                 await self._freeze(False)
                 raise
-            self.parts.lifecycle.rests(self)
+            self.peers.lifecycle.rests(self)
             self.publish("pause")
 
     @whole
@@ -761,7 +830,7 @@ class Container:
             state = lifecycle.following(self.record.status.state, Verb.UNPAUSE, self.id)
             await self._freeze(False)
             self.move(state=state)
-            self.parts.lifecycle.runs(self)
+            self.peers.lifecycle.runs(self)
             await self.save()
             self.publish("unpause")
 

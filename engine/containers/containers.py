@@ -18,7 +18,7 @@ import msgspec
 from engine import metrics
 from engine.common.pruning import OnlyOne
 from engine.containers import boot, create, image_mounts, removal, settings, sharing, transient
-from engine.containers.container import Container
+from engine.containers.container import Container, Lifecycle
 from engine.containers.defaults import Defaults
 from engine.containers.extra_mounts import ExtraMount, Sandbox
 from engine.containers.launch import BUNDLES, ROOT
@@ -50,6 +50,7 @@ class Containers:
         """Container id → ids of the containers that link to it."""
         self._mounted: set[str] = set()
         """Keys of the snapshots that an earlier daemon has mounted."""
+        self.lifecycle = Lifecycle()
         self.leaving = False
         self.pruning = OnlyOne()
         self.generation = 0
@@ -77,7 +78,7 @@ class Containers:
         left = self._mounted | await asyncio.to_thread(self._left_on_host)
         await asyncio.gather(*(boot.restore(each, each.id in left) for each in self._all.values()))
         # From now on: a run that ended without a daemon is cleaned up first (`boot.start`).
-        self.parts.lifecycle.ended.subscribe(removal.automatically)
+        self.lifecycle.ended.subscribe(removal.automatically)
         await self.parts.volumes.sweep()
 
     def _with_runtime(self, record: ContainerRecord) -> ContainerRecord:
@@ -335,7 +336,7 @@ class Containers:
         self._links_changed((*container.record.links.values(), *self._linked.pop(container.id, ())))
         self.parts.attachments.unreserve(container.record.networks)
         self._names.discard(container.id, container.record.name)
-        self.parts.lifecycle.gone(container)
+        self.lifecycle.gone(container)
 
     def using_image(self, image_id: str) -> list[ImageUser]:
         """Users of the image: containers, and creates in progress."""

@@ -228,7 +228,7 @@ class HealthChecks:
             if health.status != status.health.status:
                 container.publish(f"health_status: {health.status}")
                 await container.save()
-                container.parts.lifecycle.health(container)
+                container.peers.lifecycle.health(container)
 
     async def _outcome(self, container: Container, probe: Probe) -> Outcome:
         try:

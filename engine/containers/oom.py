@@ -9,8 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 
-from engine.containers.container import Container
-from engine.containers.parts import Lifecycle
+from engine.containers.container import Container, Lifecycle
 from engine.errors import words
 from engine.runtime.cgroups import Cgroups
 from engine.system.memory_events import MemoryEvents

@@ -275,7 +275,7 @@ async def update(container: Container, change: UpdateBody, support: Support) -> 
             with contextlib.suppress(OSError):
                 weight = after.blkio_weight or support.usual_weight
                 await asyncio.to_thread(container.parts.cgroups.set_weight, container.cgroup, weight)
-        container.parts.lifecycle.updated(container)
+        container.peers.lifecycle.updated(container)
         container.publish("update")
         return warnings
 

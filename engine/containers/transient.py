@@ -8,15 +8,11 @@ Locks: the container's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from engine.containers import removal
+from engine.containers.container import Container
 from engine.errors import Conflict
 from engine.storage.snapshots import Ingest
 from engine.system.threads import uninterrupted, whole
-
-if TYPE_CHECKING:
-    from engine.containers.container import Container
 
 
 async def take(container: Container) -> Ingest:

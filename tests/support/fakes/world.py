@@ -28,7 +28,7 @@ from engine.config import Config as EngineConfig
 from engine.containers import boot, bundle
 from engine.containers.containers import Containers
 from engine.containers.lifecycle import State
-from engine.containers.parts import Lifecycle, Parts
+from engine.containers.parts import Parts
 from engine.containers.store import ContainerRecord, ContainerStore
 from engine.errors import Conflict, EngineError, NotFound, ServerError
 from engine.events import EventLog
@@ -514,7 +514,6 @@ class Engine:
             "grace_period": GracePeriod(),
             "events": self.events,
             "deliveries": Deliveries(),
-            "lifecycle": Lifecycle(),
         }
         self.parts = Parts(**parts)
         self.containers = Containers(self.parts)

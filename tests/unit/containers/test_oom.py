@@ -38,7 +38,7 @@ def test_from_the_start_to_the_end_of_a_run(world: World, monkeypatch: pytest.Mo
     async def story() -> None:
         engine = await world.boot()
         cgroups: Any = SimpleNamespace(directory=lambda controller, path: Path(path))
-        oom.OomNotices(cgroups, engine.parts.lifecycle)
+        oom.OomNotices(cgroups, engine.containers.lifecycle)
         container = engine.containers.get(await engine.create(memory=64 << 20, memory_swap=-1))
 
         async def fill(name: str) -> None:
