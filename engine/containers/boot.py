@@ -23,7 +23,7 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from engine.config import Config
-from engine.containers import body, bundle, launch, lifecycle, removal, restart
+from engine.containers import bundle, launch, lifecycle, removal, restart
 from engine.containers.container import RUNNING, Container
 from engine.containers.lifecycle import State, Verb
 from engine.containers.parts import Parts
@@ -84,14 +84,10 @@ async def restore(container: Container, on_host: bool) -> None:
 
 
 async def _restore_networks(container: Container) -> None:
-    record = container.record
+    record, parts = container.record, container.parts
     assert container.process is not None
-    await container.parts.attachments.restore(
-        *(record.id, record.name, record.networks, container.process),
-        *(bundle.dns_servers(record.host, container.parts.config), launch.wanted_ports(record), record.ports),
-        hostname=record.config.hostname,
-        ipv6=body.has_ipv6(record.host),
-    )
+    sandbox = launch.sandbox_of(record, parts)
+    await parts.attachments.restore(sandbox, record.networks, container.process, record.ports)
 
 
 async def _clean_up(container: Container, abandoned: bool) -> None:

@@ -34,6 +34,7 @@ from engine.errors import EngineError, NotFound, words
 from engine.logs.targets import Target
 from engine.monitor.handles import LaunchFailed, Process
 from engine.networks.attachments import Joined
+from engine.networks.endpoints import Sandbox
 from engine.networks.publishing import Request
 from engine.runtime import cgroups, scope_limits, scopes
 from engine.runtime.oci import Runtime
@@ -327,11 +328,15 @@ def runtime_of(record: ContainerRecord, parts: Parts) -> Runtime:
     return parts.runtimes.of(record.runtime)
 
 
-def wanted_ports(record: ContainerRecord) -> Request:
-    """The ports that it publishes."""
+def sandbox_of(record: ContainerRecord, parts: Parts) -> Sandbox:
+    """A new sandbox for the run: what its networks must know of the container."""
     config, host = record.config, record.host
     exposed = tuple(config.exposed_ports) if isinstance(config.exposed_ports, dict) else ()
-    return Request(exposed, host.port_bindings or {}, host.publish_all_ports)
+    return Sandbox(
+        *(record.id, record.name, config.hostname, bundle.dns_servers(host, parts.config)),
+        Request(exposed, host.port_bindings or {}, host.publish_all_ports),
+        ipv6=has_ipv6(host),
+    )
 
 
 def stdio_owner(record: ContainerRecord, user: oci.User) -> tuple[int, int] | None:
@@ -414,10 +419,7 @@ async def _join_network(
     primary = "none" if disabled else parts.networks.name_of(host.network_mode)
     endpoints = record.networks if record.networks and not disabled else {primary: EndpointSettings()}
     connected = await parts.attachments.join(
-        *(record.id, record.name, endpoints, primary),
-        *(record.requested_macs(primary), bundle.dns_servers(host, parts.config), wanted_ports(record)),
-        hostname=record.config.hostname,
-        ipv6=has_ipv6(host),
+        *(sandbox_of(record, parts), endpoints, primary, record.requested_macs(primary)),
         user=joined.user,
         sysctls=network_sysctls(host) if record.ids is None else {},
     )

@@ -150,7 +150,7 @@ async def connect(container: Container, network: str, wanted: EndpointSettings) 
                 raise Conflict(f"Container {container.id} is not running")
             settings = await attachments.connect(container.id, network, wanted, container.process)
         else:
-            network = await attachments.found(container.id, record.name, network, wanted)
+            network = await attachments.network_id(container.id, record.name, network, wanted)
             settings = attachments.check(container.id, network, wanted, _others(container, network))
         name = container.parts.networks.get(network).record.name
         before = record.networks.get(name)

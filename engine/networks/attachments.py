@@ -39,7 +39,7 @@ from engine.networks.endpoints import Assigned, Network, Sandbox
 from engine.networks.network import HOST, NONE
 from engine.networks.networks import Networks
 from engine.networks.ports import Published
-from engine.networks.publishing import Publishing, Request, Target
+from engine.networks.publishing import Publishing, Target
 from engine.system import namespaces
 from engine.system.tasks import shield
 from engine.system.threads import uninterrupted
@@ -47,8 +47,6 @@ from engine.wire.containers import EndpointSettings
 
 _log = logging.getLogger(__name__)
 
-_NO_PORTS = Request()
-_NOT_ASSIGNED: Mapping[str, Assigned] = {}
 _NONE_ASSIGNED: Assigned = {}
 _NEW_IDS = iter(lambda: secrets.token_hex(32), "")
 """Ids of endpoints without links."""
@@ -75,7 +73,7 @@ class Joined(NamedTuple):
 class Lent(NamedTuple):
     """What an endpoint gets on a network that several engines share."""
 
-    found: Network
+    network: Network
     addresses: Assigned
 
 
@@ -143,30 +141,22 @@ class Attachments:
 
     # --- start and end of a container -------------------------------------------------------------
 
-    async def join(  # noqa: PLR0913 - all that a sandbox is made of
+    async def join(
         self,
-        container_id: str,
-        name: str,
-        wanted: Mapping[str, EndpointSettings],
+        sandbox: Sandbox,
+        networks: Mapping[str, EndpointSettings],
         primary: str,
         macs: Mapping[str, str] = _NO_MACS,
-        servers: Sequence[str] = (),
-        request: Request = _NO_PORTS,
-        assigned: Mapping[str, Assigned] = _NOT_ASSIGNED,
-        hostname: str = "",
         *,
-        ipv6: bool = True,
         user: int = -1,
         sysctls: Mapping[str, str] = _NO_SYSCTLS,
     ) -> Joined:
-        """Namespace and endpoints for a container that starts.
+        """Namespace and endpoints for a container that starts, in a new sandbox.
 
         The endpoint on the network `primary` comes first. `macs` are requested addresses, by
-        network name. `servers` are the container's own name servers, for names that are not a
-        container's. `assigned`: addresses chosen by an allocator outside of the engine, by the keys
-        of `wanted`. `ipv6`: False if its sysctls switch IPv6 off. `user`: a descriptor of the user
-        namespace that must own the namespace; -1: one of its own, or none. `sysctls`: of the
-        namespace, by path below /proc/sys/net; not for one that the runtime makes.
+        network name. `user`: a descriptor of the user namespace that must own the namespace; -1:
+        one of its own, or none. `sysctls`: of the namespace, by path below /proc/sys/net; not for
+        one that the runtime makes.
 
         Published ports open in the background while the rest of the start is prepared. Await
         `opened` before the container runs.
@@ -175,44 +165,42 @@ class Attachments:
         ServerError when they or the ports of a bridge are exhausted or the kernel refuses.
         """
         began = time.monotonic()
+        container_id = sandbox.container_id
         if container_id in self._sandboxes:
             await self.leave(container_id)
         if container_id in self._remote:
             await uninterrupted(self._remote.ready(container_id))
-        order = sorted(wanted.items(), key=lambda item: item[0] != primary)
-        sandbox = Sandbox(container_id, name, servers, hostname, ipv6=ipv6)
+        order = sorted(networks.items(), key=lambda item: item[0] != primary)
         async with contextlib.AsyncExitStack() as undo:
             chosen = []
             for key, settings in order:
-                found, lent = await self._lent(container_id, name, key, settings, undo)
-                mac = macs.get(found.record.name, "")
-                addresses = assigned.get(key, lent)
-                if found.record.ipam_pools:
-                    lending = self._remote.lend(container_id, found, settings, mac, undo)
+                network, addresses = await self._lent(container_id, sandbox.name, key, settings, undo)
+                mac = macs.get(network.record.name, "")
+                if network.record.ipam_pools:
+                    lending = self._remote.lend(container_id, network, settings, mac, undo)
                     addresses, mac = await uninterrupted(lending)
-                chosen.append((found, settings, mac, addresses))
+                chosen.append((network, settings, mac, addresses))
             plans = []
-            for found, settings, mac, addresses in chosen:
-                given = endpoints.allocate(found, settings, mac, addresses, ipv6=ipv6)
-                undo.callback(endpoints.release, found, given)
-                found.sandboxes[container_id] = sandbox
-                undo.callback(found.sandboxes.pop, container_id, None)
-                plans.append((found, _with_names(found, sandbox, given)))
-            linked = [(found, given) for found, given in plans if found.linked]
+            for network, settings, mac, addresses in chosen:
+                endpoint = endpoints.allocate(network, settings, mac, addresses, ipv6=sandbox.ipv6)
+                undo.callback(endpoints.release, network, endpoint)
+                network.sandboxes[container_id] = sandbox
+                undo.callback(network.sandboxes.pop, container_id, None)
+                plans.append((network, _with_names(network, sandbox, endpoint)))
+            linked = [(network, endpoint) for network, endpoint in plans if network.linked]
             ids: list[str] = []
-            sandbox.request = request
-            by_plugin = any(found.record.remote for found, _ in linked)
+            by_plugin = any(network.record.remote for network, _ in linked)
             if by_plugin or (linked and user >= 0):
                 made = await uninterrupted(self._assemble(sandbox, linked, user, undo))
-                plans = [(found, made.get(found.record.id, given)) for found, given in plans]
+                plans = [(network, made.get(network.record.id, endpoint)) for network, endpoint in plans]
             elif linked:
-                gateways = endpoints.default_gateways((given for _, given in linked), self._networks.by_id)
+                gateways = endpoints.default_gateways((endpoint for _, endpoint in linked), self._networks.by_id)
                 sandbox.namespace, ids = await self._networks.workers.undone_if_cancelled(
                     lambda built: self._drivers.close_sandbox(linked, *built),
                     *(self._drivers.new_sandbox, container_id, linked, gateways),
                 )
                 undo.push_async_callback(self._in_thread, self._drivers.close_sandbox, linked, sandbox.namespace, ids)
-            elif user < 0 and self._drivers.ids is None and all(found.record.name != HOST for found, _ in plans):
+            elif user < 0 and self._drivers.ids is None and all(network.record.name != HOST for network, _ in plans):
                 sandbox.namespace = await self._networks.workers.undone_if_cancelled(
                     sandboxes.close, self._drivers.bare
                 )
@@ -221,24 +209,24 @@ class Attachments:
                 await self._in_thread(sandboxes.set_sysctls, sandbox.namespace, sysctls.items())
             undo.callback(sandbox.endpoints.clear)  # or a repair would attach them again
             numbers = iter(ids)
-            for found, given in plans:
-                endpoint_id = given.endpoint_id or next(numbers if found.linked else _NEW_IDS)
-                sandbox.endpoints[found.record.id] = msgspec.structs.replace(given, endpoint_id=endpoint_id)
+            for network, endpoint in plans:
+                endpoint_id = endpoint.endpoint_id or next(numbers if network.linked else _NEW_IDS)
+                sandbox.endpoints[network.record.id] = msgspec.structs.replace(endpoint, endpoint_id=endpoint_id)
             sandbox.target = self._target(sandbox)
             await self._serve_names(sandbox)
             if by_plugin:
-                await uninterrupted(self._remote.expose(container_id, self._outlet(sandbox), request))
+                await uninterrupted(self._remote.expose(container_id, self._outlet(sandbox), sandbox.request))
             self._sandboxes[container_id] = sandbox
             if sandbox.target is not None:
-                publishing = self._publishing.publish(container_id, name, sandbox.target, request)
+                publishing = self._publishing.publish(container_id, sandbox.name, sandbox.target, sandbox.request)
                 # not `spawn`: its failure is raised by `opened`, or dropped by `leave`
                 sandbox.opening = asyncio.ensure_future(publishing)
             undo.pop_all()
-        for found, _ in plans:
-            self._appeared(found, sandbox)
-        path = None if any(found.record.name == HOST for found, _ in plans) else _path(sandbox.namespace)
+        for network, _ in plans:
+            self._appeared(network, sandbox)
+        path = None if any(network.record.name == HOST for network, _ in plans) else _path(sandbox.namespace)
         metrics.NETWORK_ACTIONS.since("allocate", began)
-        return Joined(path, {found.record.name: sandbox.endpoints[found.record.id] for found, _ in plans})
+        return Joined(path, {network.record.name: sandbox.endpoints[network.record.id] for network, _ in plans})
 
     async def _assemble(
         self,
@@ -256,19 +244,19 @@ class Attachments:
         sandbox.namespace = await self._in_thread(sandboxes.empty, self._drivers.ids, user)
         undo.callback(sandboxes.close, sandbox.namespace)
         made = {}
-        for found, given in plans:
-            made[found.record.id] = await self._plug(sandbox, found, given)
-            undo.push_async_callback(self._unplug, sandbox, found, made[found.record.id])
+        for network, endpoint in plans:
+            made[network.record.id] = await self._plug(sandbox, network, endpoint)
+            undo.push_async_callback(self._unplug, sandbox, network, made[network.record.id])
         await self._reroute(sandbox, plans[0][0], made.values())
         return made
 
-    async def _plug(self, sandbox: Sandbox, found: Network, given: EndpointSettings) -> EndpointSettings:
+    async def _plug(self, sandbox: Sandbox, network: Network, endpoint: EndpointSettings) -> EndpointSettings:
         """Make an endpoint in a namespace that exists; returns its settings."""
         container_id, namespace = sandbox.container_id, sandbox.namespace
-        if found.record.remote:
-            return await self._remote.attach(container_id, found, namespace, given, sandbox.request)
-        endpoint_id = await self._in_thread(self._drivers.plug, container_id, found, namespace, given)
-        return msgspec.structs.replace(given, endpoint_id=endpoint_id)
+        if network.record.remote:
+            return await self._remote.attach(container_id, network, namespace, endpoint, sandbox.request)
+        endpoint_id = await self._in_thread(self._drivers.plug, container_id, network, namespace, endpoint)
+        return msgspec.structs.replace(endpoint, endpoint_id=endpoint_id)
 
     async def _lent(
         self, container_id: str, name: str, key: str, settings: EndpointSettings, undo: contextlib.AsyncExitStack
@@ -281,9 +269,9 @@ class Attachments:
             with contextlib.suppress(NotFound):
                 return await self._lend(self.lender, container_id, name, key, settings, undo)
         try:
-            found = self._meant(key, settings)
-            if found.record.scope != SWARM:
-                return found, _NONE_ASSIGNED
+            network = self._meant(key, settings)
+            if network.record.scope != SWARM:
+                return network, _NONE_ASSIGNED
         except NotFound:
             if self.lender is None:
                 raise
@@ -301,14 +289,14 @@ class Attachments:
         undo: contextlib.AsyncExitStack,
     ) -> Lent:
         lent = await lender.lend(container_id, name, key, settings)
-        undo.callback(lender.release, container_id, lent.found.record.id)
+        undo.callback(lender.release, container_id, lent.network.record.id)
         return lent
 
-    async def _give_back(self, container_id: str, found: Network) -> None:
+    async def _give_back(self, container_id: str, network: Network) -> None:
         """Its endpoint on the network is gone."""
-        await self._remote.release(container_id, found.record.id)
-        if self.lender is not None and found.record.scope == SWARM:
-            await self.lender.give_back(container_id, found.record.id)
+        await self._remote.release(container_id, network.record.id)
+        if self.lender is not None and network.record.scope == SWARM:
+            await self.lender.give_back(container_id, network.record.id)
 
     async def opened(self, container_id: str) -> tuple[Published, ...]:
         """Wait until the published ports of a container that has joined are open.
@@ -328,7 +316,7 @@ class Attachments:
         """
         sandbox = self._sandboxes.get(container_id)
         if sandbox is not None and not any(
-            found.linked for key in sandbox.endpoints if (found := self._networks.by_id.get(key)) is not None
+            network.linked for key in sandbox.endpoints if (network := self._networks.by_id.get(key)) is not None
         ):
             sandboxes.close(sandbox.namespace)
             sandbox.namespace = -1
@@ -360,51 +348,45 @@ class Attachments:
                 sandboxes.close(sandbox.namespace)
                 self._resolver.close_for(container_id)
                 for network_id, settings in sandbox.endpoints.items():
-                    found = self._networks.by_id.get(network_id)
-                    if found is not None:
-                        self._disappeared(found, sandbox, settings)
-                        if found.pools and not found.record.remote:
-                            self._drivers.of(found).released(found, settings)
-                        left.append(found)
-                for found in left:
-                    await self._give_back(container_id, found)
+                    network = self._networks.by_id.get(network_id)
+                    if network is not None:
+                        self._disappeared(network, sandbox, settings)
+                        if network.pools and not network.record.remote:
+                            self._drivers.of(network).released(network, settings)
+                        left.append(network)
+                for network in left:
+                    await self._give_back(container_id, network)
         metrics.NETWORK_ACTIONS.since("release", began)
 
     async def restore(
         self,
-        container_id: str,
-        name: str,
-        kept: Mapping[str, EndpointSettings],
+        sandbox: Sandbox,
+        networks: Mapping[str, EndpointSettings],
         process: Process,
-        servers: Sequence[str] = (),
-        request: Request = _NO_PORTS,
         ports: Sequence[Published] = (),
-        hostname: str = "",
-        *,
-        ipv6: bool = True,
     ) -> None:
         """Restore the sandbox of a container that ran on without a daemon.
 
         It keeps its addresses, even outside of the present subnet.
         """
+        container_id = sandbox.container_id
         if container_id in self._sandboxes:
             return
-        sandbox = Sandbox(container_id, name, servers, hostname, ipv6=ipv6)
-        for settings in kept.values():
-            found = self._networks.by_id.get(settings.network_id)
-            if found is None or not settings.endpoint_id:
+        for settings in networks.values():
+            network = self._networks.by_id.get(settings.network_id)
+            if network is None or not settings.endpoint_id:
                 continue
             for address in endpoints.addresses(settings):
                 try:
-                    if address.version in found.pools:
-                        found.place(address)[0].claim(address)
+                    if address.version in network.pools:
+                        network.place(address)[0].claim(address)
                 except EngineError as error:
                     _log.warning(
                         "container %s: cannot claim its address, which it keeps: %s", container_id, error.message
                     )
-            sandbox.endpoints[found.record.id] = settings
-            found.sandboxes[container_id] = sandbox
-            if found.linked and sandbox.namespace < 0:
+            sandbox.endpoints[network.record.id] = settings
+            network.sandboxes[container_id] = sandbox
+            if network.linked and sandbox.namespace < 0:
                 try:
                     sandbox.namespace = namespaces.of_process(process.pid, process.pidfd, "net")
                 except OSError as error:  # the process has ended; its exit will undo all this
@@ -414,7 +396,6 @@ class Attachments:
         self._sandboxes[container_id] = sandbox
         for network_id in sandbox.endpoints:
             self._add_names(self._networks.by_id[network_id], sandbox)
-        sandbox.request = request
         sandbox.target = self._target(sandbox)
         if sandbox.target is not None:
             self._publishing.restore(container_id, sandbox.target, ports)
@@ -426,14 +407,14 @@ class Attachments:
 
     # --- connect and disconnect -------------------------------------------------------------------
 
-    def check(self, container_id: str, name: str, wanted: EndpointSettings, among: Iterable[str]) -> EndpointSettings:
+    def check(self, container_id: str, name: str, settings: EndpointSettings, among: Iterable[str]) -> EndpointSettings:
         """Check that a container on the networks `among` may join one more; returns the settings to
         keep.
 
         Raises as `connect` does for a running container.
         """
-        found = self._networks.get(name)
-        record = found.record
+        network = self._networks.get(name)
+        record = network.record
         names = {*among}
         if record.name == HOST or HOST in names:
             raise Forbidden(
@@ -447,20 +428,20 @@ class Attachments:
             )
         if record.name in names:
             raise Forbidden(f"endpoint of container {container_id} already exists in network {record.name}")
-        for check in requested.checks(record.name, wanted):
+        for check in requested.checks(record.name, settings):
             check()
-        self._networks.check_endpoint(record.id, wanted)
-        return endpoints.intent(wanted, record)
+        self._networks.check_endpoint(record.id, settings)
+        return endpoints.intent(settings, record)
 
-    async def found(self, container_id: str, name: str, text: str, wanted: EndpointSettings) -> str:
+    async def network_id(self, container_id: str, name: str, text: str, settings: EndpointSettings) -> str:
         """The id of a network that a container which does not run may join: one of this engine, or
         of its swarm.
 
         Raises NotFound, Forbidden, ServerError as `connect` does.
         """
         async with contextlib.AsyncExitStack() as undo:  # a shared network is only asked for
-            found, _ = await self._lent(container_id, name, text, wanted, undo)
-            return found.record.id
+            network, _ = await self._lent(container_id, name, text, settings, undo)
+            return network.record.id
 
     def check_connected(self, container_id: str, text: str, among: Mapping[str, EndpointSettings]) -> str:
         """The network's name.
@@ -480,64 +461,59 @@ class Attachments:
         return record.name
 
     async def connect(
-        self,
-        container_id: str,
-        text: str,
-        wanted: EndpointSettings,
-        process: Process,
-        assigned: Assigned | None = None,
+        self, container_id: str, text: str, settings: EndpointSettings, process: Process
     ) -> EndpointSettings:
-        """One more endpoint for a container that runs; `assigned` as for `join`.
+        """One more endpoint for a container that runs.
 
         Raises as `check` and `join` do; NotFound when it has no networks of its own.
         """
         began = time.monotonic()
-        connected = await uninterrupted(self._connect(container_id, text, wanted, process, assigned or {}))
+        connected = await uninterrupted(self._connect(container_id, text, settings, process))
         metrics.NETWORK_ACTIONS.since("connect", began)
         return connected
 
     async def _connect(
-        self, container_id: str, text: str, wanted: EndpointSettings, process: Process, assigned: Assigned
+        self, container_id: str, text: str, settings: EndpointSettings, process: Process
     ) -> EndpointSettings:
         sandbox = self._sandbox(container_id)
         async with sandbox.lock:
             self._sandbox(container_id)
             with contextlib.suppress(NotFound):  # a network that its lender has to find
-                self.check(container_id, text, wanted, self._network_names(sandbox))
+                self.check(container_id, text, settings, self._network_names(sandbox))
             async with contextlib.AsyncExitStack() as undo:
-                found, lent = await self._lent(container_id, sandbox.name, text, wanted, undo)
-                record = found.record
-                self.check(container_id, record.id, wanted, self._network_names(sandbox))
-                mac = requested.mac_address(wanted.mac_address, f"network {record.name}")
+                network, addresses = await self._lent(container_id, sandbox.name, text, settings, undo)
+                record = network.record
+                self.check(container_id, record.id, settings, self._network_names(sandbox))
+                mac = requested.mac_address(settings.mac_address, f"network {record.name}")
                 await self._remote.ready(container_id, record.id)
                 if record.ipam_pools:
-                    lent, mac = await self._remote.lend(container_id, found, wanted, mac, undo)
-                given = endpoints.allocate(found, wanted, mac, assigned or lent, ipv6=sandbox.ipv6)
-                given = _with_names(found, sandbox, given)
-                undo.callback(endpoints.release, found, given)
-                found.sandboxes[container_id] = sandbox
-                undo.callback(found.sandboxes.pop, container_id, None)
-                if found.linked:
-                    self._find_namespace(sandbox, found, process)
-                    given = await self._plug(sandbox, found, given)
-                    undo.push_async_callback(self._leave_again, sandbox, found, given)
-                    await self._reroute(sandbox, found, [*sandbox.endpoints.values(), given])
+                    addresses, mac = await self._remote.lend(container_id, network, settings, mac, undo)
+                endpoint = endpoints.allocate(network, settings, mac, addresses, ipv6=sandbox.ipv6)
+                endpoint = _with_names(network, sandbox, endpoint)
+                undo.callback(endpoints.release, network, endpoint)
+                network.sandboxes[container_id] = sandbox
+                undo.callback(network.sandboxes.pop, container_id, None)
+                if network.linked:
+                    self._find_namespace(sandbox, network, process)
+                    endpoint = await self._plug(sandbox, network, endpoint)
+                    undo.push_async_callback(self._leave_again, sandbox, network, endpoint)
+                    await self._reroute(sandbox, network, [*sandbox.endpoints.values(), endpoint])
                 else:
-                    given = msgspec.structs.replace(given, endpoint_id=next(_NEW_IDS))
-                sandbox.endpoints[record.id] = given
+                    endpoint = msgspec.structs.replace(endpoint, endpoint_id=next(_NEW_IDS))
+                sandbox.endpoints[record.id] = endpoint
                 undo.callback(sandbox.endpoints.pop, record.id)
                 await self._serve_names(sandbox)
                 undo.pop_all()
-            self._appeared(found, sandbox)
+            self._appeared(network, sandbox)
             await self._republish(sandbox)
-            return given
+            return endpoint
 
-    async def _leave_again(self, sandbox: Sandbox, found: Network, given: EndpointSettings) -> None:
+    async def _leave_again(self, sandbox: Sandbox, network: Network, endpoint: EndpointSettings) -> None:
         """Undo a connect that failed half-way: remove its link, restore the routes of the earlier
         endpoints.
         """
-        await self._unplug(sandbox, found, given)
-        await self._reroute(sandbox, found, sandbox.endpoints.values())
+        await self._unplug(sandbox, network, endpoint)
+        await self._reroute(sandbox, network, sandbox.endpoints.values())
 
     async def disconnect(self, container_id: str, text: str) -> None:
         """Remove one endpoint from a running container. Raises Forbidden when it has none there."""
@@ -547,62 +523,62 @@ class Attachments:
         sandbox = self._sandbox(container_id)
         async with sandbox.lock:
             self._sandbox(container_id)
-            found = self._networks.get(text)
-            connected = {self._networks.by_id[key].record.name: each for key, each in sandbox.endpoints.items()}
-            self.check_connected(container_id, found.record.id, connected)
-            settings = sandbox.endpoints[found.record.id]
-            if not found.linked:
-                del sandbox.endpoints[found.record.id]
-                self._disappeared(found, sandbox, settings)
+            network = self._networks.get(text)
+            connected = {self._networks.by_id[key].record.name: settings for key, settings in sandbox.endpoints.items()}
+            self.check_connected(container_id, network.record.id, connected)
+            settings = sandbox.endpoints[network.record.id]
+            if not network.linked:
+                del sandbox.endpoints[network.record.id]
+                self._disappeared(network, sandbox, settings)
                 return
             # First, or a repair would attach it again.
             before = sandbox.endpoints
-            sandbox.endpoints = {key: each for key, each in before.items() if key != found.record.id}
+            sandbox.endpoints = {key: other for key, other in before.items() if key != network.record.id}
             try:
-                await self._unplug(sandbox, found, settings)
+                await self._unplug(sandbox, network, settings)
             except BaseException:
                 sandbox.endpoints = before
                 raise
             try:
                 await self._republish(sandbox)
             finally:
-                self._disappeared(found, sandbox, settings)
-                await self._give_back(container_id, found)
+                self._disappeared(network, sandbox, settings)
+                await self._give_back(container_id, network)
             self._resolver.forward(container_id, self._leads_out(sandbox))
             try:
-                await self._reroute(sandbox, found, sandbox.endpoints.values())
+                await self._reroute(sandbox, network, sandbox.endpoints.values())
             except ServerError as error:  # the endpoint is gone, so the client is not refused
                 _log.warning("default route after a disconnect: %s", error.message)
 
-    async def _unplug(self, sandbox: Sandbox, found: Network, settings: EndpointSettings) -> None:
-        if found.record.remote:
-            await self._remote.detach(sandbox.container_id, found.record.id)
+    async def _unplug(self, sandbox: Sandbox, network: Network, settings: EndpointSettings) -> None:
+        if network.record.remote:
+            await self._remote.detach(sandbox.container_id, network.record.id)
             return
         await self._in_thread(
-            self._drivers.unplug, sandbox.container_id, found, sandbox.namespace, settings, settings.endpoint_id
+            self._drivers.unplug, sandbox.container_id, network, sandbox.namespace, settings, settings.endpoint_id
         )
 
-    def _find_namespace(self, sandbox: Sandbox, found: Network, process: Process) -> None:
+    def _find_namespace(self, sandbox: Sandbox, network: Network, process: Process) -> None:
         """The namespace that the runtime made (NetworkMode none), or that is unknown after a
         restart of the daemon.
         """
         if sandbox.namespace < 0:
-            with error_context(found, sandbox.container_id):
+            with error_context(network, sandbox.container_id):
                 sandbox.namespace = namespaces.of_process(process.pid, process.pidfd, "net")
 
-    async def _reroute(self, sandbox: Sandbox, found: Network, left: Iterable[EndpointSettings]) -> None:
-        """Default routes by these endpoints, after the one on the network `found` has changed."""
-        gateways = endpoints.default_gateways(left, self._networks.by_id)
+    async def _reroute(self, sandbox: Sandbox, network: Network, among: Iterable[EndpointSettings]) -> None:
+        """Default routes by these endpoints, after the one on this network has changed."""
+        gateways = endpoints.default_gateways(among, self._networks.by_id)
         if gateways:
-            await self._in_thread(self._drivers.route, sandbox.container_id, found, sandbox.namespace, gateways)
+            await self._in_thread(self._drivers.route, sandbox.container_id, network, sandbox.namespace, gateways)
 
     # --- published ports --------------------------------------------------------------------------
 
     def _lead(self, network_id: str, address: IPv4Address, there: bool) -> None:
         """In a thread: the host's route to an endpoint on a network of a swarm comes or goes."""
-        found = self._networks.by_id.get(network_id)
-        if found is not None:
-            (self._drivers.overlays.lead if there else self._drivers.overlays.unlead)(found, address)
+        network = self._networks.by_id.get(network_id)
+        if network is not None:
+            (self._drivers.overlays.lead if there else self._drivers.overlays.unlead)(network, address)
 
     def _target(self, sandbox: Sandbox) -> Target | None:
         return endpoints.target(sandbox.endpoints.values(), self._networks.by_id)
@@ -610,8 +586,8 @@ class Attachments:
     def _outlet(self, sandbox: Sandbox) -> Network | None:
         """The network of the default route, if that leads out."""
         chosen = endpoints.outlet(sandbox.endpoints.values(), self._networks.by_id)
-        found = self._networks.by_id[chosen.network_id] if chosen is not None else None
-        return found if found is not None and not found.record.internal else None
+        network = self._networks.by_id[chosen.network_id] if chosen is not None else None
+        return network if network is not None and not network.record.internal else None
 
     async def _republish(self, sandbox: Sandbox) -> None:
         """Move published ports to the endpoint of the default route; without one publish none."""
@@ -636,51 +612,51 @@ class Attachments:
 
     # --- static addresses of containers that do not run -------------------------------------------
 
-    def reserve(self, wanted: Mapping[str, EndpointSettings]) -> None:
+    def reserve(self, networks: Mapping[str, EndpointSettings]) -> None:
         """Keep the static addresses of a container's settings for its next start.
 
         Other containers get them only by asking for them, or when no other address is free.
         """
-        for found, address in self._static(wanted):
-            found.place(address)[0].reserve(address)
+        for network, address in self._static(networks):
+            network.place(address)[0].reserve(address)
 
-    def unreserve(self, wanted: Mapping[str, EndpointSettings]) -> None:
+    def unreserve(self, networks: Mapping[str, EndpointSettings]) -> None:
         """Undo one `reserve` with these settings."""
-        for found, address in self._static(wanted):
-            found.place(address)[0].unreserve(address)
+        for network, address in self._static(networks):
+            network.place(address)[0].unreserve(address)
 
-    def _static(self, wanted: Mapping[str, EndpointSettings]) -> Iterator[tuple[Network, Address]]:
+    def _static(self, networks: Mapping[str, EndpointSettings]) -> Iterator[tuple[Network, Address]]:
         """Static addresses with their networks; settings that are no longer valid have none."""
-        for key, settings in wanted.items():
+        for key, settings in networks.items():
             if settings.ipam_config is None:
                 continue
             try:
-                found = self._meant(key, settings)
-                static = requested.wanted_addresses(found.record, settings)
+                network = self._meant(key, settings)
+                static = requested.wanted_addresses(network.record, settings)
             except EngineError:
                 continue
             for address in static.values():
-                yield found, address
+                yield network, address
 
     # --- endpoints come and go --------------------------------------------------------------------
 
-    def _appeared(self, found: Network, sandbox: Sandbox) -> None:
+    def _appeared(self, network: Network, sandbox: Sandbox) -> None:
         """Record a configured endpoint: of a container whose process does not run yet, or that was
         connected while it runs.
         """
-        found.generation += 1
-        self._add_names(found, sandbox)
-        self._networks.publish(found, "connect", container=sandbox.container_id)
+        network.generation += 1
+        self._add_names(network, sandbox)
+        self._networks.publish(network, "connect", container=sandbox.container_id)
 
-    def _disappeared(self, found: Network, sandbox: Sandbox, settings: EndpointSettings) -> None:
+    def _disappeared(self, network: Network, sandbox: Sandbox, settings: EndpointSettings) -> None:
         """Forget an endpoint that is gone, or is about to go with its namespace."""
-        found.sandboxes.pop(sandbox.container_id, None)
+        network.sandboxes.pop(sandbox.container_id, None)
         self._names.remove(settings.endpoint_id)
-        if found.overlay is not None:
-            self._networks.overlays.ended(found.record.id, endpoints.addresses(settings))
-        endpoints.release(found, settings)
-        found.generation += 1
-        self._networks.publish(found, "disconnect", container=sandbox.container_id)
+        if network.overlay is not None:
+            self._networks.overlays.ended(network.record.id, endpoints.addresses(settings))
+        endpoints.release(network, settings)
+        network.generation += 1
+        self._networks.publish(network, "disconnect", container=sandbox.container_id)
 
     def renamed(self, container_id: str, name: str) -> None:
         """Update the name under which networks show a running container."""
@@ -688,28 +664,28 @@ class Attachments:
         if sandbox is not None:
             sandbox.name = name
             for network_id, settings in sandbox.endpoints.items():
-                found = self._networks.by_id[network_id]
-                found.generation += 1
-                sandbox.endpoints[network_id] = _with_names(found, sandbox, settings)
-                self._add_names(found, sandbox)
+                network = self._networks.by_id[network_id]
+                network.generation += 1
+                sandbox.endpoints[network_id] = _with_names(network, sandbox, settings)
+                self._add_names(network, sandbox)
         if self.lender is not None:
             self.lender.renamed(container_id)
 
-    def _add_names(self, found: Network, sandbox: Sandbox) -> None:
+    def _add_names(self, network: Network, sandbox: Sandbox) -> None:
         """Containers on a user-defined network find one another by name and aliases.
 
         Predefined networks and a swarm's ingress network have no names.
         """
-        settings = sandbox.endpoints[found.record.id]
-        if not _has_names(found):
+        settings = sandbox.endpoints[network.record.id]
+        if not _has_names(network):
             return
         links = (text.partition(":") for text in settings.links or ())
         self._names.add(
             settings.endpoint_id,
-            network_id=found.record.id,
-            network=found.record.name,
+            network_id=network.record.id,
+            network=network.record.name,
             container_id=sandbox.container_id,
-            names=_with_names(found, sandbox, settings).dns_names or (),
+            names=_with_names(network, sandbox, settings).dns_names or (),
             addresses=endpoints.addresses(settings),
             links={alias or target: target for target, _, alias in links},
         )
@@ -756,13 +732,13 @@ class Attachments:
         return [self._networks.by_id[each].record.name for each in sandbox.endpoints]
 
 
-def _has_names(found: Network) -> bool:
-    return not found.record.predefined and not (found.overlay is not None and found.overlay.ingress)
+def _has_names(network: Network) -> bool:
+    return not network.record.predefined and not (network.overlay is not None and network.overlay.ingress)
 
 
-def _with_names(found: Network, sandbox: Sandbox, settings: EndpointSettings) -> EndpointSettings:
+def _with_names(network: Network, sandbox: Sandbox, settings: EndpointSettings) -> EndpointSettings:
     """The settings with the names of the endpoint."""
-    if not _has_names(found):
+    if not _has_names(network):
         return settings
     return endpoints.with_names(settings, sandbox.container_id, sandbox.name, sandbox.hostname)
 

@@ -35,6 +35,7 @@ Assigned = Mapping[int, Address]
 """Addresses of an endpoint by IP version, chosen outside of the engine's own pools."""
 
 _NOT_ASSIGNED: Assigned = {}
+_NO_PORTS = Request()
 
 
 class Sandbox:
@@ -46,23 +47,32 @@ class Sandbox:
     )
 
     def __init__(
-        self, container_id: str, name: str, servers: Sequence[str], hostname: str = "", *, ipv6: bool = True
+        self,
+        container_id: str,
+        name: str,
+        hostname: str = "",
+        servers: Sequence[str] = (),
+        request: Request = _NO_PORTS,
+        *,
+        ipv6: bool = True,
     ) -> None:
         self.container_id = container_id
         self.name = name
         self.hostname = hostname
+        self.servers = servers
+        """The container's own name servers, for names that are not a container's; empty for the
+        host's.
+        """
+        self.request = request
+        """The ports that the container publishes."""
         self.ipv6 = ipv6
         """False if the container's sysctls switch IPv6 off."""
-        self.servers = servers
-        """The container's own name servers; empty for the host's."""
         self.namespace = -1
         """Descriptor, owned by the sandbox; -1 when the engine made none (NetworkMode host and
         none).
         """
         self.endpoints: dict[str, EndpointSettings] = {}
         """By network id, in the order of joining."""
-        self.request = Request()
-        """The ports that the container publishes."""
         self.target: Target | None = None
         """The endpoint that they lead to at present."""
         self.opening: asyncio.Future[tuple[Published, ...]] | None = None

@@ -28,7 +28,7 @@ import pytest
 
 from engine.config import Config
 from engine.errors import InvalidParameter, NotFound, ServerError
-from engine.networks import host, sandboxes
+from engine.networks import endpoints, host, sandboxes
 from engine.storage.records import Records
 from engine.system import namespaces, netfilter
 from engine.system.netlink import rtnl
@@ -100,7 +100,7 @@ class Engine(Both):
 
     async def endpoint(self, container: str, mac: str = "", on: str = "bridge", **asked: Any) -> Sandbox:
         wanted = {on: msgspec.convert(asked, EndpointSettings)}
-        joined = await self.join(container, container, wanted, on, {on: mac})
+        joined = await self.join(endpoints.Sandbox(container, container), wanted, on, {on: mac})
         assert joined.path
         return Sandbox(joined.path, joined.endpoints[on])
 
@@ -283,7 +283,7 @@ async def _neighbours(directory: Path) -> None:
         after = Engine(Config(), records)
         await after.open()
         process = Process(container.pid, os.pidfd_open(container.pid))
-        await after.restore("one", "one", {"six": one.endpoint}, process)
+        await after.restore(endpoints.Sandbox("one", "one"), {"six": one.endpoint}, process)
         assert _neighbour(bridge, ended.endpoint.ip_address)
         await after.settle()
         for each in (two, ended):
@@ -468,9 +468,8 @@ async def _restart(directory: Path) -> None:
         await after.open()
         assert {each.record.name: each.record.id for each in after} == ids
         assert after.subnet == before.subnet
-        await after.restore(
-            "old", "old", {"bridge": sandbox.endpoint}, Process(container.pid, os.pidfd_open(container.pid))
-        )
+        process = Process(container.pid, os.pidfd_open(container.pid))
+        await after.restore(endpoints.Sandbox("old", "old"), {"bridge": sandbox.endpoint}, process)
         assert after.inspected(after.get("bridge")).containers["old"].ipv4_address == "172.17.0.2/16"
         new = await after.endpoint("new")
         assert new.endpoint.ip_address == "172.17.0.3"
@@ -625,9 +624,8 @@ async def _deleted_meanwhile(directory: Path) -> None:
             links.apply(rtnl.delete_link("engined0"))
         after = Engine(Config(), records)
         await after.open()
-        await after.restore(
-            "old", "old", {"bridge": sandbox.endpoint}, Process(container.pid, os.pidfd_open(container.pid))
-        )
+        process = Process(container.pid, os.pidfd_open(container.pid))
+        await after.restore(endpoints.Sandbox("old", "old"), {"bridge": sandbox.endpoint}, process)
         await after.settle()
         assert reaches(await after.endpoint("new"), sandbox.endpoint.ip_address)
         container.kill()

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from engine.errors import Forbidden, InvalidParameter, ServerError
-from engine.networks import host, sandboxes
+from engine.networks import endpoints, host, sandboxes
 from engine.networks.bridge.driver import BridgeDriver
 from engine.networks.endpoints import Network
 from engine.system import links as system_links
@@ -55,7 +55,9 @@ async def _traffic(directory: Path) -> None:
         await networks.create(body("inner", "10.2.0.0/24", Internal=True))
         one = await networks.endpoint("one", on="six", IPAMConfig={"LinkLocalIPs": ["169.254.7.7"]})
         both = await networks.join(
-            "both", "both", {name: EndpointSettings() for name in ("automatic", "inner", "six", "bridge")}, "inner"
+            endpoints.Sandbox("both", "both"),
+            {name: EndpointSettings() for name in ("automatic", "inner", "six", "bridge")},
+            "inner",
         )
         assert both.path
         two = Sandbox(both.path, both.endpoints["six"])
@@ -339,7 +341,7 @@ async def _undone(directory: Path) -> None:
             await networks.endpoint(f"filler{number}", on="second")
         for _ in range(10):
             with pytest.raises(ServerError, match=r"no available IPv4 addresses.*second"):
-                await networks.join("new", "new", wanted, "first")
+                await networks.join(endpoints.Sandbox("new", "new"), wanted, "first")
         assert not networks.get("first").sandboxes
         await networks.leave("filler0")
         plug = sandboxes.plug
@@ -350,9 +352,9 @@ async def _undone(directory: Path) -> None:
         sandboxes.plug = fail
         for _ in range(10):
             with pytest.raises(ServerError, match=r"network second, container new.*Cannot allocate"):
-                await networks.join("new", "new", wanted, "first")
+                await networks.join(endpoints.Sandbox("new", "new"), wanted, "first")
         sandboxes.plug = plug
-        joined = await networks.join("new", "new", wanted, "first")
+        joined = await networks.join(endpoints.Sandbox("new", "new"), wanted, "first")
         assert {name: each.ip_address for name, each in joined.endpoints.items()}.keys() == wanted.keys()
         for container_id in [*networks._sandboxes]:
             await networks.leave(container_id)

@@ -25,6 +25,7 @@ from engine.config import Config
 from engine.errors import Forbidden, NotFound, ServerError
 from engine.networks import sandboxes
 from engine.networks.attachments import Lent
+from engine.networks.endpoints import Sandbox
 from engine.networks.network import NetworkRecord, Overlay
 from engine.networks.overlay import driver as overlay
 from engine.networks.overlay import overlays
@@ -176,7 +177,7 @@ class Host:
         wanted = {record.name: EndpointSettings(network_id=record.id) for record, _ in addresses}
         self.lending |= {record.name: IPv4Address(address) for record, address in addresses}
         first = addresses[0][0].name
-        joined = self.do(self.networks.join(name, name, wanted, first, request=request))
+        joined = self.do(self.networks.join(Sandbox(name, name, request=request), wanted, first))
         self.do(self.networks.opened(name))
         process = subprocess.Popen(["nsenter", f"--net={joined.path}", "sleep", "1000"])
         until("it is there", lambda: same(f"/proc/{process.pid}/ns/net", joined.path))
@@ -204,7 +205,7 @@ class Host:
         """The containers that ran on without an engine, with their published ports."""
         for each in self.containers.values():
             published = ports.get(each.name, ())
-            self.do(self.networks.restore(each.name, each.name, each.endpoints, each, ports=published))
+            self.do(self.networks.restore(Sandbox(each.name, each.name), each.endpoints, each, published))
         self.do(self.networks.settle())
 
     def space(self, record: NetworkRecord) -> Any:
@@ -355,7 +356,7 @@ def test_the_address_of_a_start_that_failed(
     async def cancelled() -> None:
         wanted = {web.name: EndpointSettings(network_id=web.id)}
         host.lending[web.name] = IPv4Address("10.0.0.10")
-        starting = asyncio.ensure_future(host.networks.join("one", "one", wanted, web.name))
+        starting = asyncio.ensure_future(host.networks.join(Sandbox("one", "one"), wanted, web.name))
         await asyncio.to_thread(begun.wait, 10)
         starting.cancel()
         go_on.set()

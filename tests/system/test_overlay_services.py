@@ -23,6 +23,7 @@ import pytest
 
 from engine.networks.attachments import Lent
 from engine.networks.dns.names import Names
+from engine.networks.endpoints import Sandbox
 from engine.networks.network import NetworkRecord, Overlay
 from engine.networks.overlay import balance
 from engine.system import links, namespaces, netfilter
@@ -70,7 +71,7 @@ class Given(NamedTuple):
 async def _joined(engine: Engine, name: str, address: IPv4Address) -> int:
     """A container on the network; returns the descriptor of its namespace."""
     engine.lender = Given(engine, address)
-    joined = await engine.join(name, name, {"front": EndpointSettings()}, "front")
+    joined = await engine.join(Sandbox(name, name), {"front": EndpointSettings()}, "front")
     assert joined.path
     return int(joined.path.rpartition("/")[2])
 

@@ -34,6 +34,7 @@ from engine.errors import Conflict, EngineError, NotFound, ServerError
 from engine.events import EventLog
 from engine.monitor.handles import Exit, Process
 from engine.networks.attachments import Joined
+from engine.networks.endpoints import Sandbox
 from engine.runtime.cgroups import Support
 from engine.runtime.runtimes import Runtimes
 from engine.runtime.scope_limits import ScopeLimits
@@ -217,14 +218,12 @@ class Networks:
     def host_gateways(self) -> list[str]:
         return ["172.17.0.1"]
 
-    async def join(
-        self, container_id: str, name: str, wanted: dict[str, EndpointSettings], *_: object, **__: object
-    ) -> Joined:
-        assert container_id not in self.members, "it has joined already"
+    async def join(self, sandbox: Sandbox, networks: dict[str, EndpointSettings], *_: object, **__: object) -> Joined:
+        assert sandbox.container_id not in self.members, "it has joined already"
         await self.world.point("join networks")
-        given = {key: msgspec.structs.replace(each, ip_address="172.17.0.2") for key, each in wanted.items()}
-        self.members[container_id] = given
-        return Joined("", dict(given))
+        endpoints = {key: msgspec.structs.replace(each, ip_address="172.17.0.2") for key, each in networks.items()}
+        self.members[sandbox.container_id] = endpoints
+        return Joined("", dict(endpoints))
 
     async def opened(self, container_id: str) -> tuple[()]:
         await self.world.point("open ports")
@@ -254,7 +253,7 @@ class Networks:
         if self.members.get(container_id, {}).pop(name, None) is None:
             raise NotFound("not connected")
 
-    async def found(self, container_id: str, name: str, text: str, wanted: EndpointSettings) -> str:
+    async def network_id(self, container_id: str, name: str, text: str, wanted: EndpointSettings) -> str:
         await self.world.point("find network")
         return text
 
@@ -268,11 +267,9 @@ class Networks:
             raise NotFound("not connected")
         return name
 
-    async def restore(
-        self, container_id: str, name: str, networks: dict[str, EndpointSettings], *_: object, **__: object
-    ) -> None:
+    async def restore(self, sandbox: Sandbox, networks: dict[str, EndpointSettings], *_: object) -> None:
         await self.world.point("restore networks")
-        self.members[container_id] = dict(networks)
+        self.members[sandbox.container_id] = dict(networks)
 
     def ports_of(self, container_id: str) -> tuple[()]:
         return ()

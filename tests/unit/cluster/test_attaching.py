@@ -121,7 +121,7 @@ async def test_a_container_gets_its_address_and_the_network() -> None:
     here = Site()
     here.online()
     lent = await here.lend(settings=EndpointSettings(aliases=["www"]))
-    assert lent.addresses == {4: IPv4Address("10.0.0.2")} and lent.found.record.id == "n1"
+    assert lent.addresses == {4: IPv4Address("10.0.0.2")} and lent.network.record.id == "n1"
     (asked,) = here.manager.attachments.values()
     assert (asked.container, asked.name, asked.aliases) == ("c1", "web", ("www", "c1"))
     assert here.attaching.in_use() == ("a1",)
@@ -456,7 +456,7 @@ async def test_a_leave_gives_all_back(left: Left) -> None:
     for each in ("c1", "starts"):
         await here.lend(each)
     container, starting = here.run(), here.run("starts", on=())
-    found = (await here.lend()).found
+    found = (await here.lend()).network
     found.sandboxes["starts"] = starting
     await starting.lock.acquire()
     leaving = asyncio.ensure_future(here.attaching.clear())

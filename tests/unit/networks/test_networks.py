@@ -21,6 +21,7 @@ from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, No
 from engine.networks import endpoints, host, macvlan, sandboxes
 from engine.networks.bridge import driver as bridge
 from engine.networks.bridge.driver import BridgeDriver
+from engine.networks.endpoints import Sandbox
 from engine.networks.network import Options
 from engine.networks.ports import Published
 from engine.networks.publishing import Request
@@ -106,7 +107,8 @@ def test_a_network_and_a_sandbox(world: Host, tmp_path: Path) -> None:
             assert world.links[found.bridge].alias == f"engined {networks.get('bridge').record.id[:12]}"
             assert networks.shown(found).ipam.config[0].gateway == "10.1.0.1"
             ports = Request((), {"80/tcp": [PortBinding(host_ip="", host_port="8080")]})
-            joined = await networks.join("c" * 64, "one", {"web": ANY}, "web", {"web": "02:42:00:00:00:07"}, (), ports)
+            sandbox = Sandbox("c" * 64, "one", request=ports)
+            joined = await networks.join(sandbox, {"web": ANY}, "web", {"web": "02:42:00:00:00:07"})
             given = joined.endpoints["web"]
             assert (given.ip_address, given.gateway, given.mac_address) == ("10.1.0.2", "10.1.0.1", "02:42:00:00:00:07")
             assert (given.aliases, given.dns_names) == (None, ["one", "c" * 12])
@@ -131,10 +133,10 @@ def test_a_network_and_a_sandbox(world: Host, tmp_path: Path) -> None:
 def test_host_and_none_have_no_links(world: Host, tmp_path: Path) -> None:
     async def run() -> None:
         async with opened(tmp_path) as networks:
-            assert (await networks.join("a", "a", {"host": ANY}, "host")).path is None
+            assert (await networks.join(Sandbox("a", "a"), {"host": ANY}, "host")).path is None
             assert not world.namespaces
             for name in ("b", "c"):
-                assert (await networks.join(name, name, {"none": ANY}, "none")).path
+                assert (await networks.join(Sandbox(name, name), {"none": ANY}, "none")).path
                 assert [*world.namespaces.values()] == [{}]
                 if name == "b":
                     networks.runs(name)
@@ -155,22 +157,17 @@ def test_addresses_from_outside(world: Host, tmp_path: Path) -> None:
         async with opened(tmp_path) as networks:
             # a subnet of the engine's choice: users may not ask for addresses there
             await networks.create(body("web"))
-            pool = networks.get("web").pools[4]
+            web = networks.get("web")
+            pool = web.pools[4]
             inside, outside = pool.subnet[2], ip_address("198.51.100.7")
-            for number, address in enumerate((inside, outside)):
-                name = f"c{number}"
-                joined = await networks.join(name, name, {"web": ANY}, "web", assigned={"web": {4: address}})
-                assert joined.endpoints["web"].ip_address == str(address)
+            given = [endpoints.allocate(web, ANY, assigned={4: address}) for address in (inside, outside)]
+            assert [each.ip_address for each in given] == [str(inside), str(outside)]
             assert len(pool) == 1
             assert str(pool.take()) == str(pool.subnet[3])
             with pytest.raises(Forbidden, match="Address already in use"):
-                await networks.join("c2", "c2", {"web": ANY}, "web", assigned={"web": {4: inside}})
-            await networks.create(body("second"))
-            second = networks.get("second").pools[4].subnet[9]
-            connected = await networks.connect("c0", "second", ANY, PROCESS, assigned={4: second})
-            assert connected.ip_address == str(second)
-            for name in ("c0", "c1"):
-                await networks.leave(name)
+                endpoints.allocate(web, ANY, assigned={4: inside})
+            for settings in given:
+                endpoints.release(web, settings)
             assert used(networks) == {"web": 1}, "the one that was taken by hand"
 
     asyncio.run(run())
@@ -259,7 +256,7 @@ def test_a_start_that_fails_leaves_nothing(world: Host, tmp_path: Path) -> None:
 
     async def act(networks: Both) -> None:
         try:
-            await networks.join("c", "c", {"b": ANY, "lan": ANY, "a": static("10.1.0.77")}, "a", request=PORTS)
+            await networks.join(Sandbox("c", "c", request=PORTS), {"b": ANY, "lan": ANY, "a": static("10.1.0.77")}, "a")
             await networks.opened("c")
         except BaseException:
             await networks.leave("c")  # as a start does
@@ -273,7 +270,7 @@ def test_a_connect_that_fails_leaves_nothing(world: Host, tmp_path: Path) -> Non
     async def prepare(networks: Both) -> None:
         await networks.create(body("a", "10.1.0.0/24"))
         await networks.create(body("b", "10.2.0.0/24", Options={"com.docker.network.bridge.enable_icc": "false"}))
-        await networks.join("c", "c", {"b": ANY}, "b")
+        await networks.join(Sandbox("c", "c"), {"b": ANY}, "b")
 
     async def act(networks: Both) -> None:
         await networks.connect("c", "a", ANY, PROCESS)
@@ -289,7 +286,7 @@ def test_a_refusal_names_the_network_that_the_kernel_refused(world: Host, tmp_pa
             second = f"plug {networks.get('b').bridge}"
             world.fail = lambda what: _refuse(what, second)
             with pytest.raises(ServerError, match=r"^network b, container c: plug br-.*Cannot allocate memory"):
-                await networks.join("c", "c", {"a": ANY, "b": ANY}, "a")
+                await networks.join(Sandbox("c", "c"), {"a": ANY, "b": ANY}, "a")
             world.fail = lambda _: None
 
     asyncio.run(run())
@@ -302,7 +299,7 @@ def test_a_disconnect_is_done_though_the_default_route_is_refused(world: Host, t
         async with opened(tmp_path) as networks:
             await networks.create(body("a", "10.1.0.0/24"))
             await networks.create(body("b", "10.2.0.0/24"))
-            await networks.join("c", "c", {"a": ANY, "b": ANY}, "a")
+            await networks.join(Sandbox("c", "c"), {"a": ANY, "b": ANY}, "a")
             world.fail = lambda what: _refuse(what, "route")
             await networks.disconnect("c", "a")
             world.fail = lambda _: None
@@ -317,7 +314,7 @@ def test_an_end_whose_ports_cannot_be_closed_gives_the_addresses_back(world: Hos
     async def run() -> None:
         async with opened(tmp_path) as networks:
             await networks.create(body("a", "10.1.0.0/24"))
-            await networks.join("c", "c", {"a": ANY}, "a", request=PORTS)
+            await networks.join(Sandbox("c", "c", request=PORTS), {"a": ANY}, "a")
             await networks.opened("c")
             withdraw = networks._publishing.withdraw
 
@@ -343,7 +340,7 @@ def test_cancelled_at_any_moment(world: Host, tmp_path: Path, verb: str) -> None
 
     def act(networks: Both) -> Coroutine[Any, Any, Any]:
         if verb == "join":
-            return networks.join("c", "c", {"a": ANY, "b": ANY}, "a", request=PORTS)
+            return networks.join(Sandbox("c", "c", request=PORTS), {"a": ANY, "b": ANY}, "a")
         if verb == "connect":
             return networks.connect("r", "a", ANY, PROCESS)
         return networks.create(body("new", "10.9.0.0/24"))
@@ -352,7 +349,7 @@ def test_cancelled_at_any_moment(world: Host, tmp_path: Path, verb: str) -> None
         async with opened(tmp_path) as networks:
             await networks.create(body("a", "10.1.0.0/24"))
             await networks.create(body("b", "10.2.0.0/24"))
-            await networks.join("r", "r", {"b": ANY}, "b")
+            await networks.join(Sandbox("r", "r"), {"b": ANY}, "b")
             before, turns = snapshot(networks, world), 0
             while True:
                 task = asyncio.ensure_future(act(networks))
@@ -390,7 +387,7 @@ def test_a_leave_overtakes_a_connect(world: Host, tmp_path: Path) -> None:
             await networks.create(body("a", "10.1.0.0/24"))
             await networks.create(body("b", "10.2.0.0/24"))
             before = snapshot(networks, world)
-            await networks.join("c", "c", {"a": ANY}, "a")
+            await networks.join(Sandbox("c", "c"), {"a": ANY}, "a")
             outcomes = await asyncio.gather(
                 networks.connect("c", "b", ANY, PROCESS),
                 networks.leave("c"),
@@ -409,7 +406,7 @@ def test_a_network_with_an_endpoint_on_its_way_stays(world: Host, tmp_path: Path
     async def run() -> None:
         async with opened(tmp_path) as networks:
             await networks.create(body("a", "10.1.0.0/24"))
-            joining = asyncio.ensure_future(networks.join("c", "c", {"a": ANY}, "a"))
+            joining = asyncio.ensure_future(networks.join(Sandbox("c", "c"), {"a": ANY}, "a"))
             await asyncio.sleep(0)
             with pytest.raises(Forbidden, match="has active endpoints"):
                 await networks.remove("a")
@@ -477,7 +474,7 @@ def test_a_bridge_that_is_deleted_comes_back(world: Host, tmp_path: Path) -> Non
     async def run() -> None:
         async with opened(tmp_path) as networks:
             await networks.create(body("a", "10.1.0.0/24"))
-            joined = await networks.join("c", "c", {"a": ANY}, "a")
+            joined = await networks.join(Sandbox("c", "c"), {"a": ANY}, "a")
             found = networks.get("a")
             end = sandboxes.host_end(joined.endpoints["a"].endpoint_id)
             before = found.link
@@ -502,21 +499,21 @@ def test_containers_that_ran_on(world: Host, tmp_path: Path) -> None:
         first = Both(Config(), records)
         await first.open()
         await first.create(body("a", "10.1.0.0/24"))
-        joined = await first.join("c", "c", {"a": ANY}, "a", request=PORTS)
-        await first.join("ended", "ended", {"a": static("10.1.0.9")}, "a")
+        joined = await first.join(Sandbox("c", "c", request=PORTS), {"a": ANY}, "a")
+        await first.join(Sandbox("ended", "ended"), {"a": static("10.1.0.9")}, "a")
         ports = await first.opened("c")
         await first.close(remove=False)
         bridge = world.links[first.get("a").bridge]
         second = Both(Config(), records)
         await second.open()
-        await second.restore("c", "c", joined.endpoints, PROCESS, request=PORTS, ports=ports)
-        await second.restore("c", "c", joined.endpoints, PROCESS)
+        await second.restore(Sandbox("c", "c", request=PORTS), joined.endpoints, PROCESS, ports)
+        await second.restore(Sandbox("c", "c"), joined.endpoints, PROCESS)
         await second.settle()
         assert second.get("a").link == bridge
         assert used(second) == {"a": 1}
         assert [*world.neighbours] == [(bridge.ifindex, IPv4Address("10.1.0.2"))]
         assert second.ports_of("c") == ports and elements(world)["any4"] == 1
-        other = await second.join("d", "d", {"a": ANY}, "a")
+        other = await second.join(Sandbox("d", "d"), {"a": ANY}, "a")
         assert other.endpoints["a"].ip_address == "10.1.0.3"
         second.renamed("c", "web")
         assert second.inspected(second.get("a")).containers["c"].name == "web"
@@ -535,10 +532,12 @@ def test_reserved_addresses(world: Host, tmp_path: Path) -> None:
         async with opened(tmp_path) as networks:
             await networks.create(body("a", "10.1.0.0/29"))
             networks.reserve({"a": static("10.1.0.2"), "gone": static("10.1.0.3"), "bridge": static("10.1.0.4")})
-            taken = [(await networks.join(each, each, {"a": ANY}, "a")).endpoints["a"].ip_address for each in "wxyz"]
+            taken = [
+                (await networks.join(Sandbox(each, each), {"a": ANY}, "a")).endpoints["a"].ip_address for each in "wxyz"
+            ]
             assert taken == ["10.1.0.3", "10.1.0.4", "10.1.0.5", "10.1.0.6"]
             networks.unreserve({"a": static("10.1.0.2")})
-            assert (await networks.join("v", "v", {"a": ANY}, "a")).endpoints["a"].ip_address == "10.1.0.2"
+            assert (await networks.join(Sandbox("v", "v"), {"a": ANY}, "a")).endpoints["a"].ip_address == "10.1.0.2"
             for each in "vwxyz":
                 await networks.leave(each)
 
@@ -682,7 +681,7 @@ def test_the_target_of_ports_and_the_default_route(world: Host, tmp_path: Path) 
             await networks.create(body("inner", "10.3.0.0/24", Internal=True))
             world.add_link("lan0", "")
             await networks.create(body("a-lan", "10.4.0.0/24", Driver="macvlan", Options={"parent": "lan0"}))
-            joined = await networks.join("c", "c", {"b": ANY, "z": ANY, "inner": ANY}, "inner")
+            joined = await networks.join(Sandbox("c", "c"), {"b": ANY, "z": ANY, "inner": ANY}, "inner")
             given, known = joined.endpoints, networks.by_id
             target = endpoints.target(given.values(), known)
             assert target is not None and target.addresses[0] == IPv4Address("10.2.0.2") and target.addresses[1]

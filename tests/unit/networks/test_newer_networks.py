@@ -14,6 +14,7 @@ from engine.common.pruning import Selection
 from engine.errors import Conflict, Forbidden, InvalidParameter, NotFound, ServerError
 from engine.networks import host
 from engine.networks.dns import messages as dns
+from engine.networks.endpoints import Sandbox
 from engine.networks.ipam import NETWORK_POOLS
 from engine.networks.network import NetworkRecord, NetworkStore
 from engine.storage.records import Records
@@ -30,7 +31,7 @@ def test_prune(world: Host, tmp_path: Path) -> None:
         async with opened(tmp_path) as networks:
             for name, labels in (("old", {}), ("kept", {"keep": "1"}), ("busy", {}), ("stuck", {})):
                 await networks.create(body(name, Labels=labels))
-            await networks.join("c", "c", {"busy": ANY}, "busy")
+            await networks.join(Sandbox("c", "c"), {"busy": ANY}, "busy")
             assert await networks.prune(Selection(until_ns=1)) == []
             assert [each.record.name for each in await networks.prune(Selection(labels=("keep=1",)))] == ["kept"]
             await networks.create(body("kept", Labels={"keep": "1"}))
@@ -102,7 +103,7 @@ def test_a_network_without_ipv4(world: Host, tmp_path: Path, monkeypatch: pytest
             (pool,) = six.record.ipam.config
             assert (six.record.enable_ipv4, [*six.pools]) == (False, [6])
             assert pool.subnet.startswith("fd") and pool.gateway
-            settings = (await networks.join("c", "c", {"six": ANY}, "six", request=PORTS)).endpoints["six"]
+            settings = (await networks.join(Sandbox("c", "c", request=PORTS), {"six": ANY}, "six")).endpoints["six"]
             assert (settings.ip_address, settings.ip_prefix_len, settings.gateway) == ("", 0, "")
             assert settings.ipv6_gateway == pool.gateway and settings.mac_address.startswith("02:42:")
             (inside,) = [each for each in world.namespaces.values() if each]
@@ -129,11 +130,11 @@ def test_a_subnet_with_room_for_one_container(world: Host, tmp_path: Path, monke
         async with opened(tmp_path) as networks:
             await networks.create(body("two", EnableIPv6=True, IPAM=_pools("10.9.0.0/31", "fd77:5::/127")))
             for name in "ab":
-                given = (await networks.join(name, name, {"two": ANY}, "two")).endpoints["two"]
+                given = (await networks.join(Sandbox(name, name), {"two": ANY}, "two")).endpoints["two"]
                 assert (given.gateway, given.ip_address, given.ip_prefix_len) == ("10.9.0.0", "10.9.0.1", 31)
                 assert (given.ipv6_gateway, given.global_ipv6_address) == ("fd77:5::", "fd77:5::1")
                 with pytest.raises(ServerError, match="no available IPv4 addresses"):
-                    await networks.join("c", "c", {"two": ANY}, "two")
+                    await networks.join(Sandbox("c", "c"), {"two": ANY}, "two")
                 await networks.leave(name)
 
     asyncio.run(run())
@@ -155,7 +156,7 @@ def test_a_subnet_of_a_size(world: Host, tmp_path: Path, monkeypatch: pytest.Mon
             assert not any(a.version == b.version and a.overlaps(b) for a in found[0] for b in found[1])
             static = EndpointSettings(ipam_config=EndpointIPAMConfig(ipv4_address=str(found[0][0][5])))
             with pytest.raises(InvalidParameter, match="only when connecting to networks with user configured subnets"):
-                await networks.join("c", "c", {"one": static}, "one")
+                await networks.join(Sandbox("c", "c"), {"one": static}, "one")
             for subnet, kind, words in (
                 ("0.0.0.0/8", ServerError, "non-overlapping IPv4 address pool"),
                 ("::/56", InvalidParameter, "none larger than a /64"),
@@ -184,7 +185,9 @@ def test_an_endpoint_whose_ipv6_is_switched_off(world: Host, tmp_path: Path, mon
             await networks.create(body("six", "fd77:6::/64", EnableIPv4=False, EnableIPv6=True))
             own = EndpointSettings(driver_opts=_SWITCHED_OFF, ipam_config=fixed)
             for container, settings, ipv6 in (("a", own, True), ("b", ANY, False)):
-                given = (await networks.join(container, container, {"both": settings}, "both", ipv6=ipv6)).endpoints
+                given = (
+                    await networks.join(Sandbox(container, container, ipv6=ipv6), {"both": settings}, "both")
+                ).endpoints
                 shown = given["both"]
                 assert shown.ip_address and shown.gateway
                 assert (shown.global_ipv6_address, shown.global_ipv6_prefix_len, shown.ipv6_gateway) == ("", 0, "")
@@ -193,7 +196,7 @@ def test_an_endpoint_whose_ipv6_is_switched_off(world: Host, tmp_path: Path, mon
             assert len(networks.get("both").pools[6]) == 0
             await networks.create(body("more", EnableIPv6=True, IPAM=_pools("10.8.0.0/24", "fd77:8::/64")))
             assert not (await networks.connect("b", "more", ANY, PROCESS)).global_ipv6_address
-            alone = (await networks.join("c", "c", {"six": ANY}, "six", ipv6=False)).endpoints["six"]
+            alone = (await networks.join(Sandbox("c", "c", ipv6=False), {"six": ANY}, "six")).endpoints["six"]
             assert not alone.ip_address and not alone.global_ipv6_address and alone.mac_address
             for each in "abc":
                 await networks.leave(each)
@@ -217,7 +220,7 @@ def test_a_configuration_network(world: Host, tmp_path: Path) -> None:
             conf = networks.inspected(networks.get("conf"))
             assert (conf.config_only, conf.driver, conf.status) == (True, "null", msgspec.UNSET)
             for attempt in (
-                networks.join("c", "c", {"conf": ANY}, "conf"),
+                networks.join(Sandbox("c", "c"), {"conf": ANY}, "conf"),
                 networks.remove("conf"),
             ):
                 with pytest.raises(Forbidden, match="configuration network"):
@@ -242,7 +245,7 @@ def test_ipvlan(world: Host, tmp_path: Path) -> None:
             before = snapshot(networks, world)
             with pytest.raises(InvalidParameter, match="ipvlan interfaces do not support custom mac"):
                 networks.check("c", "lan", EndpointSettings(mac_address="02:42:00:00:00:01"), [])
-            settings = (await networks.join("c", "c", {"lan": ANY, "a": ANY}, "lan")).endpoints["lan"]
+            settings = (await networks.join(Sandbox("c", "c"), {"lan": ANY, "a": ANY}, "lan")).endpoints["lan"]
             assert (settings.ip_address, settings.gateway, settings.mac_address) == ("10.1.0.2", "", "")
             assert "ipvlan eth0" in world.steps and "route by eth0: [4]" in world.steps
             await networks.disconnect("c", "lan")
@@ -257,7 +260,7 @@ def test_ipvlan(world: Host, tmp_path: Path) -> None:
 
             world.fail = refused
             with pytest.raises(ServerError, match="network lan: this kernel has no ipvlan"):
-                await networks.join("c", "c", {"lan": ANY}, "lan")
+                await networks.join(Sandbox("c", "c"), {"lan": ANY}, "lan")
             assert snapshot(networks, world) == before
             world.fail = lambda _: None
 
@@ -274,9 +277,9 @@ def test_names_of_interfaces(world: Host, tmp_path: Path) -> None:
                 await networks.create(body(name))
             before = snapshot(networks, world)
             with pytest.raises(InvalidParameter, match="cannot be named front"):
-                await networks.join("c", "c", {"a": named("front"), "b": named("front")}, "a")
+                await networks.join(Sandbox("c", "c"), {"a": named("front"), "b": named("front")}, "a")
             assert snapshot(networks, world) == before
-            joined = await networks.join("c", "c", {"b": named("eth0"), "a": ANY, "c": named("back")}, "a")
+            joined = await networks.join(Sandbox("c", "c"), {"b": named("eth0"), "a": ANY, "c": named("back")}, "a")
             with pytest.raises(InvalidParameter, match="the container has an interface back already"):
                 await networks.connect("c", "bridge", named("back"), PROCESS)
             (inside,) = [each for each in world.namespaces.values() if "back" in each]
@@ -295,7 +298,7 @@ def test_names_follow_the_container(world: Host, tmp_path: Path) -> None:
         async with opened(tmp_path) as networks:
             await networks.create(body("a"))
             wanted = {"a": EndpointSettings(aliases=["x", "host"]), "bridge": ANY}
-            joined = await networks.join("c" * 64, "one", wanted, "a", hostname="host")
+            joined = await networks.join(Sandbox("c" * 64, "one", hostname="host"), wanted, "a")
             assert joined.endpoints["a"].dns_names == ["one", "x", "host", "c" * 12]
             assert joined.endpoints["a"].aliases == ["x", "host"] and joined.endpoints["bridge"].dns_names is None
             networks.renamed("c" * 64, "two")

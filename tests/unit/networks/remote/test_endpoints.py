@@ -15,6 +15,7 @@ import pytest
 
 from engine.config import Config
 from engine.errors import EngineError, Forbidden, NotFound, ServerError
+from engine.networks.endpoints import Sandbox
 from engine.networks.remote import links as remote_links
 from engine.networks.sandboxes import Interface
 from engine.plugins.client import Plugin, Refused
@@ -148,7 +149,7 @@ def test_a_cancelled_start_is_undone(world: Host, keys: Keys, tmp_path: Path) ->
             await create(networks, "net", IPAM={"Driver": "desk"})
             far.since(), desk.since()
             far.hang = asyncio.Event()
-            starting = asyncio.create_task(networks.join(ONE, "one", {"net": ANY}, "net"))
+            starting = asyncio.create_task(networks.join(Sandbox(ONE, "one"), {"net": ANY}, "net"))
             await far.hang.wait()
             starting.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -187,13 +188,13 @@ def test_what_may_have_been_done_is_undone(
             far.fail = fail
             far.since()
             with pytest.raises(ServerError, match="network net"):
-                await networks.join(ONE, "one", {"net": ANY}, "net")
+                await networks.join(Sandbox(ONE, "one"), {"net": ANY}, "net")
             called = far.since()
             # what the plugin has refused, it need not undo
             assert called[called.index(method) + 1 :] == undone[refused:]
             assert (rows(networks), keys.shown, world.namespaces) == ({}, set(), {})
             far.fail = lambda _: None
-            joined = await networks.join(ONE, "one", {"net": ANY}, "net")
+            joined = await networks.join(Sandbox(ONE, "one"), {"net": ANY}, "net")
             assert joined.endpoints["net"].gateway == "10.1.0.1"
 
     asyncio.run(run())
@@ -204,18 +205,18 @@ def test_what_an_earlier_daemon_left_is_given_back(world: Host, keys: Keys, tmp_
         far, desk = Fake("far"), Fake("desk")
         async with opened(tmp_path, far, desk) as networks:
             await create(networks, "net", IPAM={"Driver": "desk"})
-            kept = await networks.join(ONE, "one", {"net": ANY}, "net")
+            kept = await networks.join(Sandbox(ONE, "one"), {"net": ANY}, "net")
             desk.answers["IpamDriver.RequestAddress"] = {"Address": "10.1.0.6/24"}
-            await networks.join(TWO, "two", {"net": ANY}, "net")
+            await networks.join(Sandbox(TWO, "two"), {"net": ANY}, "net")
         far.since(), desk.since()
         records = Records(tmp_path / "state.db")
         networks = Both(Config(), records, Known(far, desk))
         await networks.open()
         assert {*rows(networks)} == {ONE, TWO}
-        await networks.restore(ONE, "one", kept.endpoints, Process(1, -1))
+        await networks.restore(Sandbox(ONE, "one"), kept.endpoints, Process(1, -1))
         await networks.settle()
         assert {*networks.remote_endpoints._returning} == {TWO}
-        await networks.join(TWO, "two", {"net": ANY}, "net")  # waits for it
+        await networks.join(Sandbox(TWO, "two"), {"net": ANY}, "net")  # waits for it
         assert far.since()[:3] == ["RevokeExternalConnectivity", "Leave", "DeleteEndpoint"]
         assert desk.since() == ["ReleaseAddress", "RequestAddress"]
         await networks.leave(ONE)
@@ -234,13 +235,13 @@ def test_the_same_address_twice(world: Host, keys: Keys, tmp_path: Path) -> None
         far, desk = Fake("far"), Fake("desk")
         async with opened(tmp_path, far, desk) as networks:
             await create(networks, "net", IPAM={"Driver": "desk"})
-            await networks.join(ONE, "one", {"net": ANY}, "net")
+            await networks.join(Sandbox(ONE, "one"), {"net": ANY}, "net")
             with pytest.raises(Forbidden, match=r"Address already in use: 10\.1\.0\.5 on network net"):
-                await networks.join(TWO, "two", {"net": ANY}, "net")
+                await networks.join(Sandbox(TWO, "two"), {"net": ANY}, "net")
             assert {*rows(networks)} == {ONE}
             desk.answers["IpamDriver.RequestAddress"] = {"Address": "10.2.0.5/24"}
             with pytest.raises(ServerError, match=r"returned 10\.2\.0\.5, which is not in 10\.1\.0\.0/24"):
-                await networks.join(TWO, "two", {"net": ANY}, "net")
+                await networks.join(Sandbox(TWO, "two"), {"net": ANY}, "net")
             assert desk.since()[-1] == "ReleaseAddress"
 
     asyncio.run(run())
