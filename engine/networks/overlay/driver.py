@@ -38,6 +38,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
+from typing import NamedTuple
 
 from engine.errors import EngineError, ServerError, words
 from engine.networks import endpoints, host, sandboxes
@@ -101,6 +102,13 @@ PATIENCE = 5.0
 """Seconds for which a VXLAN that a namespace on its way out still has is waited for."""
 
 
+class _Local(NamedTuple):
+    """An endpoint on this host."""
+
+    endpoint_id: str
+    mac: str
+
+
 class Space:
     """A network's namespace on this host."""
 
@@ -120,8 +128,8 @@ class Space:
         """Data addresses with the number of endpoints there."""
         self.known: frozenset[IPv4Address] = frozenset()
         """Data addresses that the VXLAN leads to without an endpoint there, too."""
-        self.local: dict[IPv4Address, str] = {}
-        """Endpoints on this host → endpoint id."""
+        self.local: dict[IPv4Address, _Local] = {}
+        """Endpoints on this host."""
         self.pair = _LINK_LOCAL
         """The addresses of the link to the host: the host's and its own."""
         self.layout: tuple[bytes, ...] = ()
@@ -130,8 +138,6 @@ class Space:
         """On the host."""
         self.unclaimed: set[IPv4Address] = set()
         """Peers of an earlier daemon that this one has not been told of yet."""
-        self.macs: dict[IPv4Address, str] = {}
-        """Of the endpoints on this host."""
         self.incomplete = False
         """A change of peers or nodes has failed: the kernel may lack any part of it."""
         self.stock: _Stock | None = None
@@ -493,31 +499,28 @@ class OverlayDriver:
         """
         if space.incomplete:
             self._encrypt(found, space)
+        local = [*space.local.items()]  # a container may end at any moment (`released`)
         indexes = {link.name: link.ifindex for link in space.inside.links()}
-        # A container may end at any moment (`released`): its link, its MAC and itself are gone
-        # then.
-        local = [*space.local.items()]
-        ends = {address: indexes.get(sandboxes.host_end(each)) for address, each in local}
         routes = {(each.to, each.via, each.ifindex) for each in space.inside.routes()}
+        neighbours = {(each.ifindex, each.address) for each in space.inside.neighbours()}
+        led = neighbours & {(each.ifindex, each.address) for each in space.inside.neighbours(forwarding=True)}
         missing: list[Request] = []
         for address, node in space.peers.items():
             to = _host(address)
             if address not in space.local and (to, node, space.vxlan) not in routes:
                 missing.append(rtnl.add_route(to, space.vxlan, node))
-        of_ends: list[Request] = []
-        for address, index in ends.items():
-            to = _host(address)
-            if index is not None and (to, None, index) not in routes:
-                of_ends.append(rtnl.add_route(to, index))
-        neighbours = {(each.ifindex, each.address) for each in space.inside.neighbours()}
-        led = neighbours & {(each.ifindex, each.address) for each in space.inside.neighbours(forwarding=True)}
         for node in {*space.nodes, *space.known}:
             if (space.vxlan, node) not in led:
                 missing += _to_node(space.vxlan, node)
-        for address, index in ends.items():
-            mac = space.macs.get(address)
-            if index is not None and mac is not None and (index, address) not in neighbours:
-                of_ends.append(rtnl.add_neighbour(index, address, mac))
+        of_ends: list[Request] = []
+        for address, endpoint in local:
+            index = indexes.get(sandboxes.host_end(endpoint.endpoint_id))
+            if index is None:
+                continue
+            if (_host(address), None, index) not in routes:
+                of_ends.append(rtnl.add_route(_host(address), index))
+            if (index, address) not in neighbours:
+                of_ends.append(rtnl.add_neighbour(index, address, endpoint.mac))
         strange = [
             rtnl.delete_route(to, index)
             for to, via, index in routes
@@ -553,7 +556,7 @@ class OverlayDriver:
         return plugged
 
     def _joined(self, space: Space, address: IPv4Address, mac: str, endpoint_id: str) -> None:
-        space.local[address], space.macs[address] = endpoint_id, mac
+        space.local[address] = _Local(endpoint_id, mac)
         self._endpoints[endpoint_id] = space, address
 
     def _plug_again(self, found: Network, sandbox: Sandbox, settings: EndpointSettings) -> bool:
@@ -774,9 +777,9 @@ class OverlayDriver:
         if known is None:
             return None
         space, address = known
-        if space.local.get(address) == endpoint_id:
+        local = space.local.get(address)
+        if local is not None and local.endpoint_id == endpoint_id:
             space.local.pop(address, None)
-            space.macs.pop(address, None)
         return address
 
 
