@@ -33,7 +33,7 @@ class Driver(Protocol):
         """True if the host is the router of its networks, so that published ports lead to them."""
         ...
 
-    def links(self, found: Network) -> Sequence[str]:
+    def links(self, network: Network) -> Sequence[str]:
         """Names of links on the host that the engine may have made for the network."""
         ...
 
@@ -45,36 +45,36 @@ class Driver(Protocol):
         """
         ...
 
-    def restore(self, found: Network) -> None:
+    def restore(self, network: Network) -> None:
         """Find or recreate the links of a network that was made before this daemon started."""
         ...
 
-    def unmake(self, found: Network) -> None:
+    def unmake(self, network: Network) -> None:
         """Remove everything that `make` made. Failures are logged."""
         ...
 
-    def slow_to_unmake(self, found: Network) -> bool:
+    def slow_to_unmake(self, network: Network) -> bool:
         """True if `unmake` takes too long for a client to wait."""
         ...
 
-    def new_sandbox(self, found: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
+    def new_sandbox(self, network: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
         """A new network namespace with an endpoint as eth0 and default routes.
 
         Returns its descriptor, owned by the caller, and the endpoint id.
         """
         ...
 
-    def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
+    def plug(self, network: Network, namespace: int, name: str, interface: Interface) -> str:
         """Add an endpoint to a namespace, as link `name`; returns the endpoint id."""
         ...
 
-    def unplug(self, found: Network, namespace: int, settings: EndpointSettings) -> None:
+    def unplug(self, network: Network, namespace: int, settings: EndpointSettings) -> None:
         """Remove an endpoint from a namespace that stays in use.
 
         An endpoint that is already gone is fine.
         """
         ...
 
-    def released(self, found: Network, settings: EndpointSettings) -> None:
+    def released(self, network: Network, settings: EndpointSettings) -> None:
         """The endpoint's namespace was released. Does not block."""
         ...

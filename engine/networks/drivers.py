@@ -27,7 +27,7 @@ import msgspec
 from engine.common.network_rules import OVERLAY, Pool, Subnet, span
 from engine.config import FIREWALL_MARK
 from engine.errors import EngineError, Forbidden, InvalidParameter, ServerError, words
-from engine.networks import endpoints, host, network, sandboxes
+from engine.networks import endpoints, host, sandboxes
 from engine.networks.bridge.default import DefaultNetwork
 from engine.networks.bridge.driver import BridgeDriver
 from engine.networks.driver import Driver, Gateways, SubnetContested
@@ -37,7 +37,7 @@ from engine.networks.firewall import Firewall
 from engine.networks.ipam import BRIDGE_POOLS, NETWORK_POOLS, UNIQUE_LOCAL_PREFIX, choose, unique_local_subnet
 from engine.networks.ipvlan import IpvlanDriver
 from engine.networks.macvlan import MacvlanDriver
-from engine.networks.network import BRIDGE, NO_IPAM, NetworkRecord, Overlay
+from engine.networks.network import BRIDGE, NO_IPAM, NetworkRecord, Overlay, with_gateways, with_pool, without_sizes
 from engine.networks.ports import relay_socket
 from engine.networks.sandboxes import BareStock, BridgeFull, Interface
 from engine.system import netfilter
@@ -211,9 +211,9 @@ class Drivers:
         """Drivers by name. Does not block."""
         return [*self._by_name, OVERLAY]
 
-    def of(self, found: Network) -> Driver:
+    def of(self, network: Network) -> Driver:
         """The network's driver. Does not block."""
-        return self.overlays if found.record.driver == OVERLAY else self._by_name[found.record.driver]
+        return self.overlays if network.record.driver == OVERLAY else self._by_name[network.record.driver]
 
     def routes(self, name: str) -> bool:
         """True if there is such a driver and the host is the router of its networks. Does not
@@ -300,9 +300,9 @@ class Drivers:
         again. The host forgets the addresses of those that have ended meanwhile.
         """
         networks = [*networks]
-        for found in networks:
-            if found.link is not None:
-                self.bridges.replug(found, found.link)
+        for network in networks:
+            if network.link is not None:
+                self.bridges.replug(network, network.link)
         self.bridges.forget_ended(networks)
 
     def local_subnets(self) -> list[IPv4Network]:
@@ -328,16 +328,16 @@ class Drivers:
         if record.ipam.driver == NO_IPAM:
             return
         make = (lambda _: None) if record.remote else self.of(made).make
-        record, sizes = (record, {}) if record.ipam_pools else network.without_sizes(record)
+        record, sizes = (record, {}) if record.ipam_pools else without_sizes(record)
         for given in map(ip_network, (config.subnet for config in record.ipam.config)):
             if any(given.version == other.version and given.overlaps(other) for other in subnets):
                 raise Forbidden(
                     f"network {record.name}: subnet {given}: Pool overlaps with other one on this address space"
                 )
         if 6 in record.versions and not any(":" in config.subnet for config in record.ipam.config):
-            record = network.with_pool(record, self._subnet6(record, subnets, sizes.get(6, 0)))
+            record = with_pool(record, self._subnet6(record, subnets, sizes.get(6, 0)))
         if 4 in record.imposed or 4 not in record.versions:
-            made.record = network.with_gateways(record)
+            made.record = with_gateways(record)
             made.fill()
             make(made)
             return
@@ -347,7 +347,7 @@ class Drivers:
             subnet = choose(self._pools[4] or NETWORK_POOLS, host.occupied(self._kernel), avoided, sizes.get(4, 0))
             if subnet is None:
                 break
-            made.record = network.with_gateways(network.with_pool(record, subnet))
+            made.record = with_gateways(with_pool(record, subnet))
             made.fill()
             try:
                 make(made)
@@ -371,9 +371,9 @@ class Drivers:
             raise PoolsExhausted(record, 6)
         return subnet
 
-    def unmake(self, found: Network) -> None:
+    def unmake(self, network: Network) -> None:
         """Remove everything that `make` made. Failures are logged."""
-        self.of(found).unmake(found)
+        self.of(network).unmake(network)
 
     # --- endpoints --------------------------------------------------------------------------------
 
@@ -394,17 +394,17 @@ class Drivers:
 
         Returns its descriptor, owned by the caller, and the endpoint ids.
         """
-        networks = [found for found, _ in plans]
+        networks = [network for network, _ in plans]
         first, *others = networks
-        prefixes = [found.options.prefix for found in networks]
-        interfaces = _named([endpoints.interface(found, settings) for found, settings in plans], prefixes)
+        prefixes = [network.options.prefix for network in networks]
+        interfaces = _named([endpoints.interface(network, settings) for network, settings in plans], prefixes)
         with error_context(first, container_id):
             namespace, endpoint_id = self.of(first).new_sandbox(first, interfaces[0], () if others else gateways)
         ids = [endpoint_id]
         try:
-            for found, interface in zip(others, interfaces[1:], strict=True):
-                with error_context(found, container_id):
-                    ids.append(self.of(found).plug(found, namespace, interface.name, interface))
+            for network, interface in zip(others, interfaces[1:], strict=True):
+                with error_context(network, container_id):
+                    ids.append(self.of(network).plug(network, namespace, interface.name, interface))
             if gateways and others:
                 with error_context(first, container_id):
                     sandboxes.route(namespace, gateways)
@@ -419,35 +419,35 @@ class Drivers:
         """Undo `new_sandbox`. Without ids for the last plans, these have no endpoints. Failures are
         logged.
         """
-        for (found, given), endpoint_id in zip(plans, ids, strict=False):
+        for (network, given), endpoint_id in zip(plans, ids, strict=False):
             settings = msgspec.structs.replace(given, endpoint_id=endpoint_id)
             try:
-                self.of(found).unplug(found, namespace, settings)
+                self.of(network).unplug(network, namespace, settings)
             except (EngineError, OSError) as error:
-                _log.warning("network %s: undoing an endpoint: %s", found.record.name, words(error))
+                _log.warning("network %s: undoing an endpoint: %s", network.record.name, words(error))
         sandboxes.close(namespace)
 
-    def plug(self, container_id: str, found: Network, namespace: int, given: EndpointSettings) -> str:
+    def plug(self, container_id: str, network: Network, namespace: int, given: EndpointSettings) -> str:
         """Add an endpoint to a sandbox in use; returns its id."""
-        with error_context(found, container_id):
-            interface = endpoints.interface(found, given)
+        with error_context(network, container_id):
+            interface = endpoints.interface(network, given)
             present = sandboxes.names(namespace)
             if interface.name in present:
                 raise InvalidParameter(f"the container has an interface {interface.name} already")
-            name = interface.name or sandboxes.next_name(found.options.prefix, present)
-            return self.of(found).plug(found, namespace, name, interface)
+            name = interface.name or sandboxes.next_name(network.options.prefix, present)
+            return self.of(network).plug(network, namespace, name, interface)
 
     def unplug(
-        self, container_id: str, found: Network, namespace: int, given: EndpointSettings, endpoint_id: str
+        self, container_id: str, network: Network, namespace: int, given: EndpointSettings, endpoint_id: str
     ) -> None:
         """Remove an endpoint from a sandbox that stays in use."""
         settings = msgspec.structs.replace(given, endpoint_id=endpoint_id)
-        with error_context(found, container_id):
-            self.of(found).unplug(found, namespace, settings)
+        with error_context(network, container_id):
+            self.of(network).unplug(network, namespace, settings)
 
-    def route(self, container_id: str, found: Network, namespace: int, gateways: Gateways) -> None:
+    def route(self, container_id: str, network: Network, namespace: int, gateways: Gateways) -> None:
         """Replace a sandbox's default routes, because its endpoint on this network changed."""
-        with error_context(found, container_id):
+        with error_context(network, container_id):
             sandboxes.route(namespace, gateways)
 
     def reflect(self, endpoint_id: str) -> None:
@@ -475,9 +475,9 @@ def _named(interfaces: Sequence[Interface], prefixes: Sequence[str]) -> list[Int
 
 
 @contextlib.contextmanager
-def error_context(found: Network, container_id: str) -> Iterator[None]:
+def error_context(network: Network, container_id: str) -> Iterator[None]:
     """Add the names of network and container to the kernel's refusals."""
-    where = f"network {found.record.name}, container {container_id}"
+    where = f"network {network.record.name}, container {container_id}"
     try:
         yield
     except InvalidParameter as error:

@@ -21,10 +21,10 @@ import msgspec
 from engine.common import network_rules
 from engine.common.network_rules import Address
 from engine.errors import Forbidden
-from engine.networks import network, requested
+from engine.networks import requested
 from engine.networks.filter import BridgeRules
 from engine.networks.ipam import AddressPool, mac_address
-from engine.networks.network import IPVLAN, NetworkRecord, Options, Overlay
+from engine.networks.network import IPVLAN, NetworkRecord, Options, Overlay, pools
 from engine.networks.ports import Published
 from engine.networks.publishing import Request, Target
 from engine.networks.sandboxes import Interface
@@ -170,7 +170,7 @@ class Network:
         self.pools.clear()
         self.gateways.clear()
         self.more.clear()
-        for subnet, gateway, config in network.pools(self.record):
+        for subnet, gateway, config in pools(self.record):
             excluded = [gateway, *(ip_address(text) for text in network_rules.excluded(config).values())]
             given_from = ip_network(config.ip_range) if config.ip_range else None
             pool = AddressPool(self.record.name, subnet, excluded, given_from)
@@ -196,14 +196,14 @@ class Network:
 # --- addresses ------------------------------------------------------------------------------------
 
 
-def check_usable(found: Network) -> None:
+def check_usable(network: Network) -> None:
     """Raises Forbidden for a network that only has configuration for others."""
-    if found.record.config_only:
-        raise Forbidden(f"network {found.record.name}: containers cannot be on a configuration network")
+    if network.record.config_only:
+        raise Forbidden(f"network {network.record.name}: containers cannot be on a configuration network")
 
 
 def allocate(
-    found: Network,
+    network: Network,
     wanted: EndpointSettings,
     mac: str = "",
     assigned: Assigned = _NOT_ASSIGNED,
@@ -217,56 +217,56 @@ def allocate(
     They may lie outside the pools; one inside is claimed there, so that it is not given to another
     endpoint.
     """
-    record = found.record
-    check_usable(found)
+    record = network.record
+    check_usable(network)
     static = {**requested.wanted_addresses(record, wanted), **assigned}
     requested.link_local_addresses(record.name, wanted)
     ipv6 = requested.has_ipv6(requested.driver_options(record.name, wanted.driver_opts)) and ipv6
     mac = requested.mac_address(mac, f"network {record.name}")
     taken: dict[int, Address] = {}
     try:
-        for version, pool in found.pools.items():
+        for version, pool in network.pools.items():
             if version == 6 and not ipv6 and not record.remote:
                 continue
             if version not in static:
                 taken[version] = pool.take()
                 continue
-            own, _ = found.place(static[version])
+            own, _ = network.place(static[version])
             if version not in assigned or static[version] in own.subnet:
                 own.claim(static[version])
             taken[version] = static[version]
     except BaseException:
         for address in taken.values():
-            found.place(address)[0].give(address)
+            network.place(address)[0].give(address)
         raise
     settings = intent(wanted, record)
-    if not found.pools:
+    if not network.pools:
         return msgspec.structs.replace(settings, mac_address=mac) if record.remote else settings
-    found.generation += 1
-    ingress = found.overlay is not None and found.overlay.ingress
-    places = {version: found.place(address) for version, address in taken.items()}
+    network.generation += 1
+    ingress = network.overlay is not None and network.overlay.ingress
+    places = {version: network.place(address) for version, address in taken.items()}
     # a plugin names gateways itself when the endpoint joins
-    gateways = {} if found.closed or found.options.layer3 or ingress or record.remote else places
+    gateways = {} if network.closed or network.options.layer3 or ingress or record.remote else places
     if not mac and not record.remote:
         mac = mac_address(taken.get(4) or taken.get(6) or IPv4Address(secrets.randbits(32)))
     return msgspec.structs.replace(
         settings,
-        gateway=str(found.routers.get(4, gateways[4][1].ip)) if 4 in gateways else "",
+        gateway=str(network.routers.get(4, gateways[4][1].ip)) if 4 in gateways else "",
         ip_address=str(taken.get(4, "")),
         ip_prefix_len=places[4][0].subnet.prefixlen if 4 in taken else 0,
-        ipv6_gateway=str(found.routers.get(6, gateways[6][1].ip)) if 6 in gateways else "",
+        ipv6_gateway=str(network.routers.get(6, gateways[6][1].ip)) if 6 in gateways else "",
         global_ipv6_address=str(taken.get(6, "")),
         global_ipv6_prefix_len=places[6][0].subnet.prefixlen if 6 in taken else 0,
         mac_address="" if record.driver == IPVLAN else mac,
     )
 
 
-def release(found: Network, settings: EndpointSettings) -> None:
+def release(network: Network, settings: EndpointSettings) -> None:
     """Give an endpoint's addresses back to the pools."""
-    found.generation += 1
+    network.generation += 1
     for address in addresses(settings):
-        if address.version in found.pools:
-            found.place(address)[0].give(address)
+        if address.version in network.pools:
+            network.place(address)[0].give(address)
 
 
 def addresses(settings: EndpointSettings) -> list[Address]:
@@ -274,18 +274,18 @@ def addresses(settings: EndpointSettings) -> list[Address]:
     return [ip_address(text) for text in (settings.ip_address, settings.global_ipv6_address) if text]
 
 
-def interface(found: Network, settings: EndpointSettings) -> Interface:
+def interface(network: Network, settings: EndpointSettings) -> Interface:
     """MAC, addresses and MTU of the endpoint's link inside the sandbox."""
     inner: list[IPv4Interface | IPv6Interface] = []
     if settings.ip_address:
         inner.append(with_prefix(ip_address(settings.ip_address), settings.ip_prefix_len))
     if settings.global_ipv6_address:
         inner.append(with_prefix(ip_address(settings.global_ipv6_address), settings.global_ipv6_prefix_len))
-    asked = requested.driver_options(found.record.name, settings.driver_opts)
-    for address in requested.link_local_addresses(found.record.name, settings):
+    asked = requested.driver_options(network.record.name, settings.driver_opts)
+    for address in requested.link_local_addresses(network.record.name, settings):
         if address.version == 4 or requested.has_ipv6(asked):
             inner.append(with_prefix(address, 16 if address.version == 4 else 64))
-    return Interface(settings.mac_address, tuple(inner), found.options.mtu, *asked)
+    return Interface(settings.mac_address, tuple(inner), network.options.mtu, *asked)
 
 
 def with_prefix(address: Address, prefix: int) -> IPv4Interface | IPv6Interface:
@@ -338,8 +338,8 @@ def ranked(endpoints: Iterable[EndpointSettings], networks: Mapping[str, Network
     """
 
     def rank(settings: EndpointSettings) -> tuple[int, bool, str]:
-        found = networks.get(settings.network_id)
-        name = found.record.name if found is not None else ""
+        network = networks.get(settings.network_id)
+        name = network.record.name if network is not None else ""
         return -settings.gw_priority, not (settings.gateway and settings.ipv6_gateway), name
 
     return sorted(endpoints, key=rank)
@@ -367,10 +367,10 @@ def target(endpoints: Iterable[EndpointSettings], networks: Mapping[str, Network
     router there.
     """
     chosen = outlet(endpoints, networks)
-    found = networks.get(chosen.network_id) if chosen is not None else None
-    if chosen is None or found is None or not found.routes:
+    network = networks.get(chosen.network_id) if chosen is not None else None
+    if chosen is None or network is None or not network.routes:
         return None
     fourth = IPv4Address(chosen.ip_address) if chosen.ip_address else None
     sixth = IPv6Address(chosen.global_ipv6_address) if chosen.global_ipv6_address else None
-    overlay = found.record.id if found.overlay is not None else ""
-    return Target(chosen.endpoint_id, (fourth, sixth), found.options.host_binding, overlay)
+    overlay = network.record.id if network.overlay is not None else ""
+    return Target(chosen.endpoint_id, (fourth, sixth), network.options.host_binding, overlay)

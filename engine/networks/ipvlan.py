@@ -24,27 +24,27 @@ from engine.wire.containers import EndpointSettings
 class IpvlanDriver(OverParent):
     """One engine's ipvlan networks."""
 
-    def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
-        options = found.options
+    def plug(self, network: Network, namespace: int, name: str, interface: Interface) -> str:
+        options = network.options
         request = rtnl.create_ipvlan(
             name,
-            parent=self.parent(found).ifindex,
+            parent=self.parent(network).ifindex,
             namespace=namespace,
             mode=options.mode,
             flag=options.flag,
             mtu=interface.mtu,
         )
-        self.create(found, request)
+        self.create(network, request)
         try:
             sandboxes.finish(namespace, name, interface)
-            if options.layer3 and not found.closed:
-                sandboxes.route_by_link(namespace, name, found.pools)
+            if options.layer3 and not network.closed:
+                sandboxes.route_by_link(namespace, name, network.pools)
         except BaseException:
             sandboxes.remove(namespace, name)
             raise
         return secrets.token_hex(32)
 
-    def unplug(self, found: Network, namespace: int, settings: EndpointSettings) -> None:
+    def unplug(self, network: Network, namespace: int, settings: EndpointSettings) -> None:
         if namespace >= 0:
             for address in endpoints.addresses(settings):
                 sandboxes.remove_by_address(namespace, address)

@@ -44,31 +44,31 @@ class OverParent:
         self._ids = ids
         self._alias = alias
 
-    def links(self, found: Network) -> Sequence[str]:
-        return (found.options.parent,) if found.record.parent_made else ()
+    def links(self, network: Network) -> Sequence[str]:
+        return (network.options.parent,) if network.record.parent_made else ()
 
     def make(self, made: Network) -> None:
         parent_made = open_parent(self.kernel, made.record.name, made.options, self._alias)
         made.record = msgspec.structs.replace(made.record, parent_made=parent_made)
 
-    def restore(self, found: Network) -> None:
-        if found.record.parent_made:
-            open_parent(self.kernel, found.record.name, found.options, self._alias)
+    def restore(self, network: Network) -> None:
+        if network.record.parent_made:
+            open_parent(self.kernel, network.record.name, network.options, self._alias)
 
-    def unmake(self, found: Network) -> None:
-        if found.record.parent_made:
+    def unmake(self, network: Network) -> None:
+        if network.record.parent_made:
             try:
-                remove_parent(self.kernel, found.options.parent, self._alias)
+                remove_parent(self.kernel, network.options.parent, self._alias)
             except OSError as error:
-                _log.warning("network %s: %s", found.record.name, words(error))
+                _log.warning("network %s: %s", network.record.name, words(error))
 
-    def slow_to_unmake(self, found: Network) -> bool:
+    def slow_to_unmake(self, network: Network) -> bool:
         return False
 
-    def new_sandbox(self, found: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
+    def new_sandbox(self, network: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
         namespace = sandboxes.empty(self._ids)
         try:
-            endpoint_id = self.plug(found, namespace, interface.name or sandboxes.INSIDE, interface)
+            endpoint_id = self.plug(network, namespace, interface.name or sandboxes.INSIDE, interface)
             if gateways:
                 sandboxes.route(namespace, gateways)
         except BaseException:
@@ -76,40 +76,40 @@ class OverParent:
             raise
         return namespace, endpoint_id
 
-    def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
+    def plug(self, network: Network, namespace: int, name: str, interface: Interface) -> str:
         raise NotImplementedError
 
-    def parent(self, found: Network) -> Link:
+    def parent(self, network: Network) -> Link:
         """Raises ServerError when it is missing."""
-        parent = self.kernel.link(found.options.parent)
+        parent = self.kernel.link(network.options.parent)
         if parent is None:
             raise ServerError(
-                f"network {found.record.name}: parent link {found.options.parent} does not exist on this host"
+                f"network {network.record.name}: parent link {network.options.parent} does not exist on this host"
             )
         return parent
 
-    def create(self, found: Network, request: Request) -> None:
+    def create(self, network: Network, request: Request) -> None:
         """Create a link. Raises ServerError when the kernel lacks this kind of link, OSError."""
         failure = self.kernel.outcomes([request])[0]
         if failure is None:
             return
         if failure.errno == errno.EOPNOTSUPP:
-            raise ServerError(f"network {found.record.name}: this kernel has no {found.record.driver}") from failure
+            raise ServerError(f"network {network.record.name}: this kernel has no {network.record.driver}") from failure
         raise failure
 
-    def released(self, found: Network, settings: EndpointSettings) -> None:
+    def released(self, network: Network, settings: EndpointSettings) -> None:
         """The kernel removes the link with its namespace."""
 
 
 class MacvlanDriver(OverParent):
     """One engine's macvlan networks."""
 
-    def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
-        parent, mode = self.parent(found).ifindex, found.options.mode
+    def plug(self, network: Network, namespace: int, name: str, interface: Interface) -> str:
+        parent, mode = self.parent(network).ifindex, network.options.mode
         request = rtnl.create_macvlan(
             name, parent=parent, namespace=namespace, mode=mode, mac=interface.mac, mtu=interface.mtu
         )
-        self.create(found, request)
+        self.create(network, request)
         try:
             sandboxes.finish(namespace, name, interface)
         except BaseException:
@@ -117,7 +117,7 @@ class MacvlanDriver(OverParent):
             raise
         return secrets.token_hex(32)
 
-    def unplug(self, found: Network, namespace: int, settings: EndpointSettings) -> None:
+    def unplug(self, network: Network, namespace: int, settings: EndpointSettings) -> None:
         if namespace >= 0:
             sandboxes.remove_by_mac(namespace, settings.mac_address)
 
@@ -134,9 +134,9 @@ def open_parent(kernel: RouteSocket, network: str, options: Options, alias: str)
         raise InvalidParameter(f"{where} does not exist on this host: a link's name has at most 15 bytes")
     if name == "lo":
         raise InvalidParameter(f"{where}: loopback interface is not a valid parent link")
-    found = kernel.link(name)
-    if found is not None:
-        return found.alias == alias
+    parent = kernel.link(name)
+    if parent is not None:
+        return parent.alias == alias
     kind, attributes = "dummy", {}
     if not options.dummy:
         base, dot, number = name.rpartition(".")
@@ -166,8 +166,8 @@ def remove_parent(kernel: RouteSocket, name: str, alias: str) -> None:
 
     A missing one is fine; another program's link of that name stays.
     """
-    found = kernel.link(name)
-    if found is not None and found.alias == alias:
+    parent = kernel.link(name)
+    if parent is not None and parent.alias == alias:
         failure = kernel.outcomes([rtnl.delete_link(name)])[0]
         if failure is not None and failure.errno != errno.ENODEV:
             raise failure

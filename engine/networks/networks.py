@@ -35,7 +35,8 @@ from engine.common.times import rfc3339
 from engine.config import Config
 from engine.errors import Conflict, EngineError, Forbidden, InvalidParameter, NotFound, ServerError, words
 from engine.events import EventLog
-from engine.networks import endpoints, network, requested
+from engine.networks import endpoints, requested
+from engine.networks import network as rules
 from engine.networks.bridge.default import configured, default_options
 from engine.networks.bridge.repair import Repair
 from engine.networks.dns.forwarding import HostServers
@@ -93,7 +94,7 @@ class Networks:
         """`bus`: for firewalld. `ids`: see `namespaces.new_network`. `monitor`: holds what is to
         outlive this daemon; it is open before containers are restored.
         """
-        if not network.BRIDGE_NAME.fullmatch(config.bridge):
+        if not rules.BRIDGE_NAME.fullmatch(config.bridge):
             raise InvalidParameter(
                 f"bridge {config.bridge!r}: the name must be 1 to 15 letters, digits, '_', '.' or '-'"
             )
@@ -243,7 +244,7 @@ class Networks:
 
     def name_of(self, mode: str) -> str:
         """The network name of a NetworkMode or an id; `mode` itself when there is none."""
-        if mode in network.DEFAULT_MODES:
+        if mode in rules.DEFAULT_MODES:
             return NONE if self.default.absent else BRIDGE
         try:
             return self._store.get(mode).name
@@ -252,38 +253,38 @@ class Networks:
 
     def is_shared(self, network_id: str, name: str) -> bool:
         """True if a network of a swarm that is on this host has this id and name."""
-        found = self.by_id.get(network_id)
-        return found is not None and found.overlay is not None and found.record.name == name
+        network = self.by_id.get(network_id)
+        return network is not None and network.overlay is not None and network.record.name == name
 
     def check_endpoint(self, text: str, wanted: EndpointSettings) -> None:
         """Raises InvalidParameter for settings that a network does not allow its endpoints,
         Forbidden if it has none. One that does not exist is fine.
         """
         try:
-            found = self.get(text)
+            network = self.get(text)
         except EngineError:
             return
-        endpoints.check_usable(found)
-        for address in requested.wanted_addresses(found.record, wanted).values():
-            found.place(address)[0].check(address)
+        endpoints.check_usable(network)
+        for address in requested.wanted_addresses(network.record, wanted).values():
+            network.place(address)[0].check(address)
 
-    def shown(self, found: Network) -> wire.Network:
+    def shown(self, network: Network) -> wire.Network:
         """The network as lists show it."""
-        return wire.Network(**self._fields(found))
+        return wire.Network(**self._fields(network))
 
-    def inspected(self, found: Network) -> wire.NetworkInspect:
+    def inspected(self, network: Network) -> wire.NetworkInspect:
         """The network with its endpoints and its numbers of addresses."""
-        record = found.record
-        counts = {str(pool.subnet): pool.counts() for pool, _ in found.subnets}
+        record = network.record
+        counts = {str(pool.subnet): pool.counts() for pool, _ in network.subnets}
         subnets = {
             subnet: SubnetStatus(ips_in_use=min(used, _MOST), dynamic_ips_available=min(free, _MOST))
             for subnet, (used, free) in counts.items()
         }
         return wire.NetworkInspect(
-            **self._fields(found),
+            **self._fields(network),
             containers={
                 sandbox.container_id: _resource(sandbox.name, sandbox.endpoints[record.id])
-                for sandbox in found.sandboxes.values()
+                for sandbox in network.sandboxes.values()
                 if record.id in sandbox.endpoints
             },
             status=NetworkStatus(ipam=IPAMStatus(subnets=subnets)) if subnets else msgspec.UNSET,
@@ -293,8 +294,8 @@ class Networks:
         """A network of the swarm that is not on this host now, to be shown."""
         return Network(record, _options_on_load(record), routes=False)
 
-    def _fields(self, found: Network) -> dict[str, Any]:
-        record = found.record
+    def _fields(self, network: Network) -> dict[str, Any]:
+        record = network.record
         options = self.default.shown_options() if record.name == BRIDGE else record.options
         return {
             "name": record.name,
@@ -364,16 +365,16 @@ class Networks:
 
     async def _create(self, body: NetworkCreate, unique: bool) -> NetworkCreated:
         if body.config_from.network and not body.config_only:
-            body = network.configured_by(body, self._configuration(body.config_from.network))
+            body = rules.configured_by(body, self._configuration(body.config_from.network))
         elif options := self._default_options.get(body.driver or "bridge"):
             body = msgspec.structs.replace(body, options={**options, **body.options})
-        driver, ipam = network.plugins(body)
+        driver, ipam = rules.plugins(body)
         try:
             driver = (await self.remote.get(driver)).name if driver else ""
             ipam = (await self.ipam.get(ipam)).name if ipam else ""
         except EngineError as error:
             raise type(error)(f"network {body.name[:100]}: {error.message}") from error
-        record = network.checked(body, driver, ipam)
+        record = rules.checked(body, driver, ipam)
         async with contextlib.AsyncExitStack() as undo:
             space = "LocalDefault"
             if ipam:
@@ -382,7 +383,7 @@ class Networks:
                 if unique:
                     self._check_duplicate(record.name)
                 warning = "" if record.config_only else self._store.warning(record.name)
-                made = Network(record, network.options(record), routes=self.drivers.routes(record.driver))
+                made = Network(record, rules.options(record), routes=self.drivers.routes(record.driver))
                 if not record.config_only:
                     await self._make(made)
                 if record.remote:
@@ -483,22 +484,22 @@ class Networks:
         overlaps its subnets.
         """
         asked = [ip_network(config.subnet) for config in made.record.ipam.config]
-        for found, going in [*self._going.values()]:
-            held = [pool.subnet for pool in found.pools.values()]
-            if found.bridge == made.bridge or any(
+        for network, going in [*self._going.values()]:
+            held = [pool.subnet for pool in network.pools.values()]
+            if network.bridge == made.bridge or any(
                 one.version == other.version and one.overlaps(other) for one in asked for other in held
             ):
                 await asyncio.wait([going])
 
-    async def _take_down(self, found: Network) -> None:
+    async def _take_down(self, network: Network) -> None:
         """One at a time: the kernel takes 20 to 40 ms under a lock that every start of a container
         needs, too.
         """
         try:
             async with self._taking_down:
-                await self.workers.run(self.drivers.unmake, found)
+                await self.workers.run(self.drivers.unmake, network)
         finally:
-            del self._going[found.record.id]
+            del self._going[network.record.id]
 
     async def remove(self, text: str) -> None:
         """Remove a network.
@@ -511,27 +512,27 @@ class Networks:
         await uninterrupted(self._remove(text))
 
     async def _remove(self, text: str) -> None:
-        found = self._removable(text)
-        await self._check_plugins(found.record)
+        network = self._removable(text)
+        await self._check_plugins(network.record)
         async with self._changing:
-            found = self._removable(text)
-            record = found.record
+            network = self._removable(text)
+            record = network.record
             del self.by_id[record.id]
             try:
                 await self._store.remove(record)
             except BaseException:
-                self.by_id[record.id] = found
+                self.by_id[record.id] = network
                 raise
             if record.config_only:
-                self.publish(found, "destroy")
+                self.publish(network, "destroy")
                 return
             if record.remote:
-                self._between[record.id] = found
-            elif (driver := self.drivers.of(found)).slow_to_unmake(found):
-                task = spawn(self._take_down(found), f"network {record.name}: removal of its links")
-                self._going[record.id] = found, task
+                self._between[record.id] = network
+            elif (driver := self.drivers.of(network)).slow_to_unmake(network):
+                task = spawn(self._take_down(network), f"network {record.name}: removal of its links")
+                self._going[record.id] = network, task
             else:
-                await self.workers.run(driver.unmake, found)
+                await self.workers.run(driver.unmake, network)
         try:
             if record.remote or record.ipam_pools:
                 await self.remote_endpoints.give_up(record.id)
@@ -541,20 +542,20 @@ class Networks:
             self._between.pop(record.id, None)
         if record.ipam_pools:
             await self.ipam.release_pools(record)
-        self.publish(found, "destroy")
+        self.publish(network, "destroy")
 
     def _removable(self, text: str) -> Network:
         """Raises NotFound, Forbidden."""
-        found = self.get(text)
-        record = found.record
+        network = self.get(text)
+        record = network.record
         if record.predefined:
             raise Forbidden(f"{record.name} is a pre-defined network and cannot be removed")
-        if found.overlay is not None:
+        if network.overlay is not None:
             raise Forbidden(f"network {record.name} is the swarm's: its managers remove it")
-        found.check_empty()
+        network.check_empty()
         if self._configures(record):
             raise Forbidden(f"configuration network {record.name!r} is in use")
-        return found
+        return network
 
     async def _check_plugins(self, record: NetworkRecord) -> None:
         """A network whose plugin does not exist, or is disabled, is not removed, as in Docker: the
@@ -583,9 +584,9 @@ class Networks:
         """
         gone: list[Network] = []
         with self._pruning:
-            for found in [*self.by_id.values()]:
-                record = found.record
-                used = record.predefined or record.config_only or record.scope == "swarm" or found.sandboxes
+            for network in [*self.by_id.values()]:
+                record = network.record
+                used = record.predefined or record.config_only or record.scope == "swarm" or network.sandboxes
                 if used or not selection.matches(record.created, record.labels):
                     continue
                 try:
@@ -595,13 +596,13 @@ class Networks:
                 except EngineError as error:
                     _log.warning("prune: %s", error.message)
                     continue
-                gone.append(found)
+                gone.append(network)
         self._events.publish("network", "prune", "", {"reclaimed": "0"})
         return gone
 
-    def publish(self, found: Network, action: str, **attributes: str) -> None:
+    def publish(self, network: Network, action: str, **attributes: str) -> None:
         """An event of this network, with Docker's attributes."""
-        record = found.record
+        record = network.record
         self._events.publish("network", action, record.id, {**attributes, "name": record.name, "type": record.driver})
 
 
@@ -625,15 +626,15 @@ def _resource(name: str, settings: EndpointSettings) -> wire.EndpointResource:
     )
 
 
-def _options_on_load(record: NetworkRecord) -> network.Options:
+def _options_on_load(record: NetworkRecord) -> rules.Options:
     """The options of a network that exists. An earlier version of this engine may have ignored one
     whose value this version refuses: it still has no effect.
     """
     valid: dict[str, str] = {}
     for key, value in record.options.items():
         try:
-            network.options(msgspec.structs.replace(record, options={key: value}))
+            rules.options(msgspec.structs.replace(record, options={key: value}))
             valid[key] = value
         except EngineError as error:
             _log.warning("%s: ignored", error.message)
-    return network.options(msgspec.structs.replace(record, options=valid))
+    return rules.options(msgspec.structs.replace(record, options=valid))

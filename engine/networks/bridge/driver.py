@@ -90,15 +90,15 @@ class BridgeDriver:
 
     # --- networks ---------------------------------------------------------------------------------
 
-    def links(self, found: Network) -> Sequence[str]:
-        return () if found.record.name == BRIDGE else (found.bridge,)
+    def links(self, network: Network) -> Sequence[str]:
+        return () if network.record.name == BRIDGE else (network.bridge,)
 
-    def made(self, found: Network) -> bool:
+    def made(self, network: Network) -> bool:
         """True if the engine made its bridge, as far as is known."""
-        return found.link is not None and found.link.alias == self._alias_of(found)
+        return network.link is not None and network.link.alias == self._alias_of(network)
 
-    def _alias_of(self, found: Network) -> str:
-        return host.ALIAS if found.record.name == BRIDGE else self._alias
+    def _alias_of(self, network: Network) -> str:
+        return host.ALIAS if network.record.name == BRIDGE else self._alias
 
     def make(self, made: Network) -> None:
         record = made.record
@@ -139,22 +139,22 @@ class BridgeDriver:
         low, high = span(subnet)
         return any(first <= high and low <= last and which(index) for first, last, index in self._links.address_spans())
 
-    def restore(self, found: Network) -> None:
-        if found.record.name == BRIDGE:
-            self._restore_default(found)
+    def restore(self, network: Network) -> None:
+        if network.record.name == BRIDGE:
+            self._restore_default(network)
         else:
-            gateways, mtu = found.own_addresses, found.options.mtu
-            found.link, _ = open_user(self._links, found.bridge, self._alias, gateways, mtu)
-        found.adopted = not self.made(found)
+            gateways, mtu = network.own_addresses, network.options.mtu
+            network.link, _ = open_user(self._links, network.bridge, self._alias, gateways, mtu)
+        network.adopted = not self.made(network)
 
-    def _restore_default(self, found: Network) -> None:
-        default, existed = self._default, self._keep_default(found)
+    def _restore_default(self, network: Network) -> None:
+        default, existed = self._default, self._keep_default(network)
         given, mtu = default.own.get(4), default.options.mtu or DEFAULT_MTU
-        link, interface = open_default(self._links, found.bridge, default.wanted(4), self._pools, mtu=mtu)
+        link, interface = open_default(self._links, network.bridge, default.wanted(4), self._pools, mtu=mtu)
         if given is not None and given.network != interface.network:
             _log.warning(
                 "bridge %s keeps its subnet %s, not %s, as it is in use or the host's",
-                found.bridge,
+                network.bridge,
                 interface.network,
                 given,
             )
@@ -162,32 +162,32 @@ class BridgeDriver:
         lent: tuple[IPv4Interface | IPv6Interface, ...] = ()
         try:
             if default.ipv6:
-                own[6] = default.wanted(6) or first_host(self._subnet6(found))
-            found.record = default.record(found.record, own)
+                own[6] = default.wanted(6) or first_host(self._subnet6(network))
+            network.record = default.record(network.record, own)
             if default.ipv6:
                 lent = add_addresses(self._links, link, host.ALIAS, [own[6]])
         except BaseException:
             if not existed:
                 self._links.outcomes([rtnl.delete_link(link.name)])
             raise
-        found.record = msgspec.structs.replace(found.record, lent=tuple(map(str, lent)))
-        found.link, found.options, found.routers = link, default.options, default.gateways
-        found.fill()
+        network.record = msgspec.structs.replace(network.record, lent=tuple(map(str, lent)))
+        network.link, network.options, network.routers = link, default.options, default.gateways
+        network.fill()
 
-    def _keep_default(self, found: Network) -> bool:
+    def _keep_default(self, network: Network) -> bool:
         """True if there is a default bridge. One of a daemon before is deleted if it has other
         addresses than the configuration now says, and no container.
         """
-        bridge = self._links.link(found.bridge)
-        if bridge is None or bridge.alias != host.ALIAS or not self._differs(bridge, found):
+        bridge = self._links.link(network.bridge)
+        if bridge is None or bridge.alias != host.ALIAS or not self._differs(bridge, network):
             return bridge is not None
         if any(link.master == bridge.ifindex for link in self._links.links()):
             return True
-        _log.info("bridge %s is made again, with other addresses", found.bridge)
-        self._links.apply(rtnl.delete_link(found.bridge))
+        _log.info("bridge %s is made again, with other addresses", network.bridge)
+        self._links.apply(rtnl.delete_link(network.bridge))
         return False
 
-    def _differs(self, bridge: Link, found: Network) -> bool:
+    def _differs(self, bridge: Link, network: Network) -> bool:
         default = self._default
         fourth = [each.interface for each in self._links.addresses(bridge.ifindex)]
         wanted = default.wanted(4)
@@ -197,93 +197,93 @@ class BridgeDriver:
         subnets = {span(_LINK_LOCAL.network)}
         if default.ipv6:
             given = default.wanted(6)
-            subnets.add(span(given.network if given is not None else self._subnet6(found)))
+            subnets.add(span(given.network if given is not None else self._subnet6(network)))
         return bool(spans) and not spans <= subnets
 
-    def unmake(self, found: Network) -> None:
+    def unmake(self, network: Network) -> None:
         try:
-            remove(self._links, found.bridge, self._alias_of(found), found.lent)
+            remove(self._links, network.bridge, self._alias_of(network), network.lent)
         except OSError as error:
-            _log.warning("bridge %s: %s", found.bridge, words(error))
+            _log.warning("bridge %s: %s", network.bridge, words(error))
         if netfilter.available():
             try:
-                self._filter.remove_network(found.bridge)
+                self._filter.remove_network(network.bridge)
             except netfilter.NetfilterError as error:
-                _log.warning("bridge %s: removing its rules: %s", found.bridge, error)
+                _log.warning("bridge %s: removing its rules: %s", network.bridge, error)
 
-    def slow_to_unmake(self, found: Network) -> bool:
-        return not found.record.lent
+    def slow_to_unmake(self, network: Network) -> bool:
+        return not network.record.lent
 
     # --- endpoints --------------------------------------------------------------------------------
 
-    def new_sandbox(self, found: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
+    def new_sandbox(self, network: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
         assert self._stock is not None
-        bridge = self.port(found)
+        bridge = self.port(network)
         sandbox = self._stock.take(bridge, interface.mtu)
         try:
-            sandbox.configure(self._with_neighbours(found, bridge, interface), gateways)
-            self._isolate(found, sandbox.endpoint_id)
+            sandbox.configure(self._with_neighbours(network, bridge, interface), gateways)
+            self._isolate(network, sandbox.endpoint_id)
         except BaseException:
             sandbox.close()
             raise
         self._stock.later(_learned(bridge, interface))
         return sandbox.detach(), sandbox.endpoint_id
 
-    def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
+    def plug(self, network: Network, namespace: int, name: str, interface: Interface) -> str:
         assert self._stock is not None
-        bridge = self.port(found)
-        interface = self._with_neighbours(found, bridge, interface)
+        bridge = self.port(network)
+        interface = self._with_neighbours(network, bridge, interface)
         endpoint_id = sandboxes.plug(self._links, namespace, bridge, name, interface)
         try:
-            self._isolate(found, endpoint_id)
+            self._isolate(network, endpoint_id)
         except BaseException:
             sandboxes.unplug(self._links, endpoint_id)
             raise
         self._stock.later(_learned(bridge, interface))
         return endpoint_id
 
-    def unplug(self, found: Network, namespace: int, settings: EndpointSettings) -> None:
+    def unplug(self, network: Network, namespace: int, settings: EndpointSettings) -> None:
         sandboxes.unplug(self._links, settings.endpoint_id)
-        self._forget(found, settings)
+        self._forget(network, settings)
 
-    def released(self, found: Network, settings: EndpointSettings) -> None:
+    def released(self, network: Network, settings: EndpointSettings) -> None:
         if self._stock is not None:
             self._stock.released(settings.endpoint_id)
-            self._forget(found, settings)
+            self._forget(network, settings)
 
-    def _with_neighbours(self, found: Network, bridge: Link, interface: Interface) -> Interface:
+    def _with_neighbours(self, network: Network, bridge: Link, interface: Interface) -> Interface:
         """The interface, which knows its gateways if the engine made the bridge."""
         versions = {each.version for each in interface.addresses}
-        gateways = found.own_addresses if self.made(found) else ()
+        gateways = network.own_addresses if self.made(network) else ()
         neighbours = ((each.ip, bridge.address) for each in gateways if each.version in versions)
         return interface._replace(neighbours=tuple(neighbours))
 
-    def _forget(self, found: Network, settings: EndpointSettings) -> None:
+    def _forget(self, network: Network, settings: EndpointSettings) -> None:
         """Undo `_learned`, before another endpoint has the addresses."""
-        if self._stock is not None and found.link is not None:
-            addresses = endpoints.interface(found, settings).addresses
-            self._stock.later(rtnl.delete_neighbour(found.link.ifindex, each.ip) for each in addresses)
+        if self._stock is not None and network.link is not None:
+            addresses = endpoints.interface(network, settings).addresses
+            self._stock.later(rtnl.delete_neighbour(network.link.ifindex, each.ip) for each in addresses)
 
     def forget_ended(self, networks: Iterable[Network]) -> None:
         """Let the host forget the addresses of endpoints that have ended without a daemon."""
         bridges, present = set(), set()
-        for found in networks:
-            if found.link is not None:
-                index = found.link.ifindex
+        for network in networks:
+            if network.link is not None:
+                index = network.link.ifindex
                 bridges.add(index)
                 present |= {
                     (index, address.ip)
-                    for settings in _endpoints(found)
-                    for address in endpoints.interface(found, settings).addresses
+                    for settings in _endpoints(network)
+                    for address in endpoints.interface(network, settings).addresses
                 }
         ended = [each for each in self._links.learned() if each[0] in bridges and each not in present]
         self._links.outcomes(rtnl.delete_neighbour(*each) for each in ended)
 
-    def _isolate(self, found: Network, endpoint_id: str) -> None:
+    def _isolate(self, network: Network, endpoint_id: str) -> None:
         """Without icc the bridge itself isolates its ports, unless netfilter sees the frames that
         it forwards.
         """
-        if not found.options.icc and not bridges_call_netfilter():
+        if not network.options.icc and not bridges_call_netfilter():
             self._links.apply(rtnl.change_port(sandboxes.host_end(endpoint_id), isolated=True))
 
     def reflect(self, endpoint_id: str) -> None:
@@ -292,44 +292,46 @@ class BridgeDriver:
 
     # --- bridges that other programs delete -------------------------------------------------------
 
-    def port(self, found: Network) -> Link:
+    def port(self, network: Network) -> Link:
         """The bridge for new endpoints, made again with all its endpoints if it was deleted.
 
         Raises OSError, ServerError, Forbidden when that fails.
         """
         # A loop: a bridge deleted while it is made again is reported under an index that is not
         # stored yet.
-        while not host.is_there(found.link):
+        while not host.is_there(network.link):
             with self._putting_back:
-                if not host.is_there(found.link):
-                    if found.record.name == BRIDGE:
-                        own = found.gateways[4]
+                if not host.is_there(network.link):
+                    if network.record.name == BRIDGE:
+                        own = network.gateways[4]
                         assert isinstance(own, IPv4Interface)
-                        link, _ = open_default(self._links, found.bridge, own, mtu=found.options.mtu or DEFAULT_MTU)
-                        if 6 in found.gateways:
-                            add_addresses(self._links, link, host.ALIAS, [found.gateways[6]])
+                        link, _ = open_default(self._links, network.bridge, own, mtu=network.options.mtu or DEFAULT_MTU)
+                        if 6 in network.gateways:
+                            add_addresses(self._links, link, host.ALIAS, [network.gateways[6]])
                     else:
-                        gateways, mtu = found.own_addresses, found.options.mtu
-                        link, _ = open_user(self._links, found.bridge, self._alias, gateways, mtu)
-                    self._filter.returned(found.bridge)
-                    self.replug(found, link)
-                    found.link = link  # last: other threads use it from now on
+                        gateways, mtu = network.own_addresses, network.options.mtu
+                        link, _ = open_user(self._links, network.bridge, self._alias, gateways, mtu)
+                    self._filter.returned(network.bridge)
+                    self.replug(network, link)
+                    network.link = link  # last: other threads use it from now on
                     _log.warning(
-                        "network %s: its bridge %s was missing and has been restored", found.record.name, found.bridge
+                        "network %s: its bridge %s was missing and has been restored",
+                        network.record.name,
+                        network.bridge,
                     )
-        assert found.link is not None
-        return found.link
+        assert network.link is not None
+        return network.link
 
-    def replug(self, found: Network, link: Link) -> None:
+    def replug(self, network: Network, link: Link) -> None:
         """Attach every endpoint of the network to this bridge.
 
         Skips those whose container has ended.
         """
-        present = _endpoints(found)
+        present = _endpoints(network)
         ids = [settings.endpoint_id for settings in present]
         for settings in present:
             # A MAC that was changed inside is known already, unless this is a new bridge.
-            self._links.outcomes(_learned(link, endpoints.interface(found, settings), replace=False))
+            self._links.outcomes(_learned(link, endpoints.interface(network, settings), replace=False))
         # those of a former version of the engine may still accept router advertisements
         for each in ids:
             host.ignore_router_advertisements(sandboxes.host_end(each))
@@ -338,17 +340,17 @@ class BridgeDriver:
             try:
                 if failure is not None:
                     raise failure
-                self._isolate(found, endpoint_id)
+                self._isolate(network, endpoint_id)
                 if bridges_call_netfilter():
                     self.reflect(endpoint_id)
             except OSError as error:
                 if error.errno != errno.ENODEV:
-                    _log.warning("network %s: %s", found.record.name, words(error))
+                    _log.warning("network %s: %s", network.record.name, words(error))
 
 
-def _endpoints(found: Network) -> list[EndpointSettings]:
+def _endpoints(network: Network) -> list[EndpointSettings]:
     """Those of its containers that run."""
-    each = (sandbox.endpoints.get(found.record.id) for sandbox in [*found.sandboxes.values()])
+    each = (sandbox.endpoints.get(network.record.id) for sandbox in [*network.sandboxes.values()])
     return [settings for settings in each if settings is not None]
 
 

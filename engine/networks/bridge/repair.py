@@ -57,10 +57,10 @@ class Repair:
     def _removed(self) -> None:
         indexes = self._removals.take()
         self._others(indexes)
-        for found in self._networks.values():
-            link = found.link
-            if link is not None and (indexes is None or link.ifindex in indexes) and self._bridges.made(found):
-                self._gone.add(found.record.id)
+        for network in self._networks.values():
+            link = network.link
+            if link is not None and (indexes is None or link.ifindex in indexes) and self._bridges.made(network):
+                self._gone.add(network.record.id)
         if self._gone and self._returning is None:
             self._returning = spawn(self._put_back(), "putting deleted bridges back")
 
@@ -68,12 +68,12 @@ class Repair:
         try:
             while self._gone:
                 async with self._changing:
-                    found = self._networks.get(self._gone.pop()) if self._gone else None
-                    if found is not None:
+                    network = self._networks.get(self._gone.pop()) if self._gone else None
+                    if network is not None:
                         try:
-                            await self._in_thread(self._bridges.port, found)
+                            await self._in_thread(self._bridges.port, network)
                         except (EngineError, OSError) as error:
-                            _log.error("network %s: cannot restore its bridge: %s", found.record.name, words(error))
+                            _log.error("network %s: cannot restore its bridge: %s", network.record.name, words(error))
         finally:
             self._returning = None
 

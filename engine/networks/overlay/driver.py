@@ -167,11 +167,11 @@ class _Pair:
         self.bridge = self.index = 0
         """Indexes of the outer and of the inner end."""
 
-    def make(self, found: Network, space: Space, name: str, mac: str = "") -> None:
+    def make(self, network: Network, space: Space, name: str, mac: str = "") -> None:
         """Both ends are up on return. A failure leaves nothing behind."""
         end = sandboxes.host_end(self.endpoint_id)
         space.inside.apply(
-            rtnl.create_veth(end, name, self.descriptor, mtu=found.options.mtu, mac=_outer_mac(found), peer_mac=mac)
+            rtnl.create_veth(end, name, self.descriptor, mtu=network.options.mtu, mac=_outer_mac(network), peer_mac=mac)
         )
         try:
             space.inside.apply(rtnl.change_link(end, up=True))
@@ -185,8 +185,8 @@ class _Pair:
 class _Stock(sandboxes.Stock):
     """Ready sandboxes on one network."""
 
-    def __init__(self, links: RouteSocket, found: Network, space: Space, ids: IdMap | None) -> None:
-        self._found = found
+    def __init__(self, links: RouteSocket, network: Network, space: Space, ids: IdMap | None) -> None:
+        self._network = network
         self._space = space
         self._ids = ids
         super().__init__(links, READY)
@@ -195,7 +195,7 @@ class _Stock(sandboxes.Stock):
         ready = sandboxes.bare(0, self._ids)
         try:
             pair = _Pair(ready.descriptor, ready.inside, ready.endpoint_id)
-            pair.make(self._found, self._space, sandboxes.INSIDE)
+            pair.make(self._network, self._space, sandboxes.INSIDE)
             ready.bridge, ready.index = pair.bridge, pair.index
         except BaseException:
             ready.close()
@@ -235,11 +235,11 @@ class OverlayDriver:
             self._spaces.popitem()[1].close()
         self._encryption.close()
 
-    def space(self, found: Network) -> Space:
+    def space(self, network: Network) -> Space:
         """Raises ServerError unless the network has been made on this host."""
-        space = self._spaces.get(found.record.id)
+        space = self._spaces.get(network.record.id)
         if space is None:
-            raise ServerError(f"network {found.record.name}: it is not on this node any more")
+            raise ServerError(f"network {network.record.name}: it is not on this node any more")
         return space
 
     def mtu(self, meant: Overlay, kept: int = -1) -> int:
@@ -259,55 +259,55 @@ class OverlayDriver:
             raise ServerError(f"no link of this host has the data path address {meant.local}")
         return under.mtu - OVERHEAD - (ENCRYPTION if meant.encrypted else 0)
 
-    def namespace(self, found: Network) -> int:
+    def namespace(self, network: Network) -> int:
         """The descriptor of the network's namespace, which stays the driver's.
 
         Raises ServerError as `space` does.
         """
-        return self.space(found).descriptor
+        return self.space(network).descriptor
 
     # --- networks ---------------------------------------------------------------------------------
 
-    def links(self, found: Network) -> Sequence[str]:
-        return (found.bridge,)
+    def links(self, network: Network) -> Sequence[str]:
+        return (network.bridge,)
 
     def make(self, made: Network) -> None:
         self.adopt(made)
 
-    def restore(self, found: Network) -> None:
-        self.adopt(found)
+    def restore(self, network: Network) -> None:
+        self.adopt(network)
 
-    def adopt(self, found: Network, descriptor: int = -1) -> Space:
+    def adopt(self, network: Network, descriptor: int = -1) -> Space:
         """Make the network's namespace, or use that of an earlier daemon, and complete it.
 
         The descriptor stays the caller's. A namespace of the network that this driver has already
         is completed.
         """
-        space = self._spaces.get(found.record.id)
+        space = self._spaces.get(network.record.id)
         if space is not None:
             with space.lock:
-                if self._complete(found, space):
-                    self._complete_routes(found, space)
+                if self._complete(network, space):
+                    self._complete_routes(network, space)
             return space
         space = _opened(descriptor) if descriptor >= 0 else _new()
         try:
-            self._complete(found, space)
+            self._complete(network, space)
             if not self.settled:
                 _read_peers(space)
         except BaseException:
             if descriptor < 0:
-                self._remove(found, space)
+                self._remove(network, space)
             else:
                 space.close()
             raise
-        self._spaces[found.record.id] = space
+        self._spaces[network.record.id] = space
         return space
 
-    def unmake(self, found: Network) -> None:
-        self._led.pop(found.record.id, None)
-        space = self._spaces.pop(found.record.id, None)
+    def unmake(self, network: Network) -> None:
+        self._led.pop(network.record.id, None)
+        space = self._spaces.pop(network.record.id, None)
         if space is not None:
-            self._remove(found, space)
+            self._remove(network, space)
 
     def discard(self, descriptor: int) -> None:
         """Remove the VXLAN from a namespace that an earlier daemon has left: nothing leaves by it
@@ -320,92 +320,92 @@ class OverlayDriver:
         """All networks have been adopted but these: no others that an earlier daemon has left are
         encrypted.
         """
-        self._encryption.settle({_overlay(found).vni for found in awaited})
+        self._encryption.settle({_overlay(network).vni for network in awaited})
 
-    def _remove(self, found: Network, space: Space) -> None:
+    def _remove(self, network: Network, space: Space) -> None:
         with space.lock:
             if netfilter.available():
                 try:
-                    self._filter.remove_network(found.bridge)
+                    self._filter.remove_network(network.bridge)
                 except netfilter.NetfilterError as error:
-                    _log.warning("network %s: removing its rules: %s", found.record.name, error)
+                    _log.warning("network %s: removing its rules: %s", network.record.name, error)
             # At once, as the monitor may keep the namespace a moment longer: its number is free
             # again.
             failures = [*space.inside.outcomes([rtnl.delete_link(VXLAN)])]
-            failures += self._links.outcomes([rtnl.delete_link(found.bridge)])
+            failures += self._links.outcomes([rtnl.delete_link(network.bridge)])
             for failure in failures:
                 if failure is not None and failure.errno != errno.ENODEV:
-                    _log.warning("network %s: %s", found.record.name, words(failure))
-            self.decrypt(found)  # when nothing leaves by the VXLAN any more
+                    _log.warning("network %s: %s", network.record.name, words(failure))
+            self.decrypt(network)  # when nothing leaves by the VXLAN any more
             space.close()
 
-    def decrypt(self, found: Network) -> None:
+    def decrypt(self, network: Network) -> None:
         """The network's number is free. Failures are logged."""
-        if _overlay(found).encrypted:
+        if _overlay(network).encrypted:
             try:
-                self._encryption.remove(_overlay(found).vni)
+                self._encryption.remove(_overlay(network).vni)
             except (EngineError, OSError) as error:
-                _log.warning("network %s: removing its encryption: %s", found.record.name, words(error))
+                _log.warning("network %s: removing its encryption: %s", network.record.name, words(error))
 
-    def slow_to_unmake(self, found: Network) -> bool:
+    def slow_to_unmake(self, network: Network) -> bool:
         return True
 
     # --- the parts of a namespace -----------------------------------------------------------------
 
-    def _complete(self, found: Network, space: Space) -> bool:
+    def _complete(self, network: Network, space: Space) -> bool:
         """Make the links, addresses and rules that are missing. Returns True if any was."""
         inside = space.inside
         lo = _there(inside, "lo")
-        subnets = _subnets(found)
+        subnets = _subnets(network)
         failures = inside.outcomes(rtnl.add_address(lo.ifindex, IPv4Interface((gateway, 32))) for _, gateway in subnets)
         for failure in failures:
             if failure is not None and failure.errno != errno.EEXIST:
                 raise failure
         changed = not all(failures)
         inside.apply(rtnl.change_link("lo", up=True), *(rtnl.add_unreachable_route(subnet) for subnet, _ in subnets))
-        self._encrypt(found, space, again=True)
-        changed |= self._complete_vxlan(found, space, _overlay(found))
-        if not found.closed:
-            changed |= self._complete_uplink(found, space)
+        self._encrypt(network, space, again=True)
+        changed |= self._complete_vxlan(network, space, _overlay(network))
+        if not network.closed:
+            changed |= self._complete_uplink(network, space)
         return changed
 
-    def _complete_vxlan(self, found: Network, space: Space, overlay: Overlay) -> bool:
+    def _complete_vxlan(self, network: Network, space: Space, overlay: Overlay) -> bool:
         mac = mac_address(overlay.local)
         link = space.inside.link(VXLAN)
-        if link is not None and link.address == mac and link.up and link.mtu == found.options.mtu:
+        if link is not None and link.address == mac and link.up and link.mtu == network.options.mtu:
             space.vxlan = link.ifindex
             return False
         if link is not None:
             space.inside.apply(rtnl.delete_link(VXLAN))
-        number, port, mtu = overlay.vni, overlay.port, found.options.mtu
+        number, port, mtu = overlay.vni, overlay.port, network.options.mtu
         request = rtnl.create_vxlan(
             VXLAN, namespace=space.descriptor, number=number, port=port, local=overlay.local, mac=mac, mtu=mtu
         )
         deadline = time.monotonic() + PATIENCE
         while (failure := self._links.outcomes([request])[0]) is not None:
             if failure.errno == errno.EOPNOTSUPP:
-                raise ServerError(f"network {found.record.name}: this kernel has no vxlan links") from failure
+                raise ServerError(f"network {network.record.name}: this kernel has no vxlan links") from failure
             if failure.errno != errno.EEXIST or time.monotonic() > deadline:
                 reason = failure.strerror
                 if failure.errno == errno.EEXIST:
                     reason = "another program has it, or a process that holds the namespace of a removed network"
                 raise ServerError(
-                    f"network {found.record.name}: VXLAN {number} at UDP port {port}: {reason}"
+                    f"network {network.record.name}: VXLAN {number} at UDP port {port}: {reason}"
                 ) from failure
             time.sleep(0.05)
         space.inside.apply(rtnl.change_link(VXLAN, up=True))
         space.vxlan = _there(space.inside, VXLAN).ifindex
         return True
 
-    def _complete_uplink(self, found: Network, space: Space) -> bool:
+    def _complete_uplink(self, network: Network, space: Space) -> bool:
         """The link to the host, its routes and the rules on both sides."""
-        outer, inner = self._links.link(found.bridge), space.inside.link(UPLINK)
+        outer, inner = self._links.link(network.bridge), space.inside.link(UPLINK)
         own = self._links.addresses(outer.ifindex) if outer is not None else []
         made = outer is None or not outer.up or inner is None or not inner.up or len(own) != 1
         if made:
-            self._links.outcomes([rtnl.delete_link(found.bridge)])
+            self._links.outcomes([rtnl.delete_link(network.bridge)])
             space.inside.outcomes([rtnl.delete_link(UPLINK)])
-            outer = self._new_uplink(found, space)
+            outer = self._new_uplink(network, space)
             space.inside.apply(rtnl.change_link(UPLINK, up=True))
             inner = _there(space.inside, UPLINK)
         else:
@@ -418,12 +418,12 @@ class OverlayDriver:
         readdressed = failure is None
         space.uplink = outer.ifindex
         space.inside.apply(rtnl.add_route(_DEFAULT, inner.ifindex, space.pair[0]))
-        led = self._led.get(found.record.id, ())
+        led = self._led.get(network.record.id, ())
         self._links.apply(*(rtnl.add_route(each, outer.ifindex, space.pair[1]) for each in led))
-        ruled = self._complete_rules(found, space, made)
+        ruled = self._complete_rules(network, space, made)
         return made or readdressed or ruled
 
-    def _complete_rules(self, found: Network, space: Space, made: bool) -> bool:
+    def _complete_rules(self, network: Network, space: Space, made: bool) -> bool:
         """`made`: the link to the host has just been made. Returns True if the rules for packets to
         the host were missing.
         """
@@ -436,20 +436,20 @@ class OverlayDriver:
                 if missing:
                     netfilter.run(_RULES)
                     space.layout = kernel.layout(_TABLE)
-            entrance = _overlay(found).ingress
-            rules = BridgeRules(bridge=found.bridge, subnets=(space.pair,), icc=False, entrance=entrance)
+            entrance = _overlay(network).ingress
+            rules = BridgeRules(bridge=network.bridge, subnets=(space.pair,), icc=False, entrance=entrance)
             if space.rules != rules:
-                self._filter.remove_network(found.bridge)
+                self._filter.remove_network(network.bridge)
                 self._filter.add_network(rules)
                 space.rules = rules
             elif made:
-                self._filter.returned(found.bridge)
+                self._filter.returned(network.bridge)
         except netfilter.NetfilterError as error:
-            raise ServerError(f"network {found.record.name}: installing its rules: {error}") from error
+            raise ServerError(f"network {network.record.name}: installing its rules: {error}") from error
         return missing
 
-    def _new_uplink(self, found: Network, space: Space) -> Link:
-        name = found.bridge
+    def _new_uplink(self, network: Network, space: Space) -> Link:
+        name = network.bridge
         self._links.apply(rtnl.create_veth(name, UPLINK, space.descriptor))
         try:
             host.ignore_router_advertisements(name)
@@ -458,30 +458,30 @@ class OverlayDriver:
                 rtnl.change_link(name, up=True, without_ipv6_address=host.has_ipv6(0)),
             )
             link = _there(self._links, name)
-            space.pair = _free_pair(self._links, _overlay(found).vni)
+            space.pair = _free_pair(self._links, _overlay(network).vni)
             self._links.apply(rtnl.add_address(link.ifindex, IPv4Interface((space.pair[0], 31))))
         except BaseException:
             self._links.outcomes([rtnl.delete_link(name)])
             raise
         return link
 
-    def mend(self, found: Network) -> tuple[bool, list[Sandbox]]:
+    def mend(self, network: Network) -> tuple[bool, list[Sandbox]]:
         """Put back what other programs removed. Returns True if anything was missing, and the
         result of `replug`.
         """
-        space = self.space(found)
+        space = self.space(network)
         with space.lock:
-            completed = self._complete(found, space)
-            plugged = self.replug(found)
-            return self._complete_routes(found, space) or completed or bool(plugged), plugged
+            completed = self._complete(network, space)
+            plugged = self.replug(network)
+            return self._complete_routes(network, space) or completed or bool(plugged), plugged
 
-    def settle(self, found: Network) -> list[Sandbox]:
+    def settle(self, network: Network) -> list[Sandbox]:
         """Remove what an earlier daemon has left: all peers have been set. Returns the result of
         `replug`.
         """
-        space = self.space(found)
+        space = self.space(network)
         with space.lock:
-            plugged = self.replug(found)
+            plugged = self.replug(network)
             _apply_removals(space.inside, [each for address in space.unclaimed for each in _forget(space, address)])
             space.unclaimed.clear()
             wanted = {*space.nodes, *space.known}
@@ -489,16 +489,16 @@ class OverlayDriver:
                 {each.address for each in space.inside.neighbours() if each.ifindex == space.vxlan} - wanted - {SINK}
             )
             _apply_removals(space.inside, [each for node in strange for each in _from_node(space.vxlan, node)])
-            self._complete_routes(found, space)
+            self._complete_routes(network, space)
         return plugged
 
-    def _complete_routes(self, found: Network, space: Space) -> bool:
+    def _complete_routes(self, network: Network, space: Space) -> bool:
         """Routes and neighbours of all endpoints, and no others.
 
         Returns True if any was missing.
         """
         if space.incomplete:
-            self._encrypt(found, space)
+            self._encrypt(network, space)
         local = [*space.local.items()]  # a container may end at any moment (`released`)
         indexes = {link.name: link.ifindex for link in space.inside.links()}
         routes = {(each.to, each.via, each.ifindex) for each in space.inside.routes()}
@@ -534,24 +534,24 @@ class OverlayDriver:
         space.incomplete = False
         return bool(missing or of_ends or strange)
 
-    def replug(self, found: Network) -> list[Sandbox]:
+    def replug(self, network: Network) -> list[Sandbox]:
         """Attach the containers again whose link is gone: they ran on while daemon and monitor, and
         so the namespace, were gone. Returns those: they have no default route.
         """
-        space, plugged = self.space(found), []
+        space, plugged = self.space(network), []
         with space.lock:
             there = {link.name for link in space.inside.links()}
-            for sandbox in [*found.sandboxes.values()]:
-                settings = sandbox.endpoints.get(found.record.id)
+            for sandbox in [*network.sandboxes.values()]:
+                settings = sandbox.endpoints.get(network.record.id)
                 if settings is None or not settings.ip_address:
                     continue
                 address = IPv4Address(settings.ip_address)
                 if sandboxes.host_end(settings.endpoint_id) in there:
                     self._joined(space, address, settings.mac_address, settings.endpoint_id)
-                elif sandbox.namespace >= 0 and self._plug_again(found, sandbox, settings):
+                elif sandbox.namespace >= 0 and self._plug_again(network, sandbox, settings):
                     plugged.append(sandbox)
                 # it has ended meanwhile
-                if found.sandboxes.get(sandbox.container_id) is not sandbox:
+                if network.sandboxes.get(sandbox.container_id) is not sandbox:
                     self._left(settings.endpoint_id)
         return plugged
 
@@ -559,25 +559,27 @@ class OverlayDriver:
         space.local[address] = _Local(endpoint_id, mac)
         self._endpoints[endpoint_id] = space, address
 
-    def _plug_again(self, found: Network, sandbox: Sandbox, settings: EndpointSettings) -> bool:
+    def _plug_again(self, network: Network, sandbox: Sandbox, settings: EndpointSettings) -> bool:
         try:
-            interface = endpoints.interface(found, settings)
-            name = interface.name or sandboxes.next_name(found.options.prefix, sandboxes.names(sandbox.namespace))
-            self._plug(found, sandbox.namespace, name, interface, settings.endpoint_id)
-            _log.warning("network %s: container %s has been attached again", found.record.name, sandbox.container_id)
+            interface = endpoints.interface(network, settings)
+            name = interface.name or sandboxes.next_name(network.options.prefix, sandboxes.names(sandbox.namespace))
+            self._plug(network, sandbox.namespace, name, interface, settings.endpoint_id)
+            _log.warning("network %s: container %s has been attached again", network.record.name, sandbox.container_id)
         except (EngineError, netfilter.NetfilterError, OSError) as error:
-            _log.warning("network %s, container %s: %s", found.record.name, sandbox.container_id, words(error))
+            _log.warning("network %s, container %s: %s", network.record.name, sandbox.container_id, words(error))
             return False
         return True
 
     # --- remote endpoints -------------------------------------------------------------------------
 
-    def set_peers(self, found: Network, put: Mapping[IPv4Address, IPv4Address], gone: Collection[IPv4Address]) -> None:
+    def set_peers(
+        self, network: Network, put: Mapping[IPv4Address, IPv4Address], gone: Collection[IPv4Address]
+    ) -> None:
         """Lead these addresses to these nodes, and no others of `gone` any more.
 
         After a failure the next change, or a repair, does what is missing.
         """
-        space, local = self.space(found), _overlay(found).local
+        space, local = self.space(network), _overlay(network).local
         with space.lock:
             again, space.incomplete = space.incomplete, True
             requests: list[Request] = []
@@ -602,35 +604,35 @@ class OverlayDriver:
                 if address not in space.local:
                     requests.append(rtnl.add_route(_host(address), space.vxlan, node))
             if requests:
-                self._encrypt(found, space)
+                self._encrypt(network, space)
             _apply_removals(space.inside, removals)
             try:
                 space.inside.apply(*requests)
             except OSError as error:
-                _log.warning("network %s: %s", found.record.name, words(error))
+                _log.warning("network %s: %s", network.record.name, words(error))
                 again = True
             if again:
-                self._complete_routes(found, space)
+                self._complete_routes(network, space)
             if not requests:
-                self._encrypt(found, space)
+                self._encrypt(network, space)
             space.incomplete = False
 
-    def _encrypt(self, found: Network, space: Space, *, again: bool = False) -> None:
+    def _encrypt(self, network: Network, space: Space, *, again: bool = False) -> None:
         """Packets to and from the nodes of an encrypted network. Before they are routed there."""
-        if _overlay(found).encrypted:
-            self._encryption.set(_overlay(found), {*space.nodes, *space.known}, again=again)
+        if _overlay(network).encrypted:
+            self._encryption.set(_overlay(network), {*space.nodes, *space.known}, again=again)
 
-    def set_nodes(self, found: Network, nodes: Collection[IPv4Address]) -> None:
+    def set_nodes(self, network: Network, nodes: Collection[IPv4Address]) -> None:
         """The VXLAN leads to these data addresses, besides those of nodes with endpoints. A failure
         is as in `set_peers`.
         """
-        space, local = self.space(found), _overlay(found).local
+        space, local = self.space(network), _overlay(network).local
         with space.lock:
             again, space.incomplete = space.incomplete, True
             wanted = frozenset(nodes) - {local}
             added, left = wanted - space.known, space.known - wanted
             space.known = wanted
-            self._encrypt(found, space)
+            self._encrypt(network, space)
             _apply_removals(
                 space.inside,
                 [each for node in left if node not in space.nodes for each in _from_node(space.vxlan, node)],
@@ -639,71 +641,71 @@ class OverlayDriver:
                 *(each for node in added if node not in space.nodes for each in _to_node(space.vxlan, node))
             )
             if again:
-                self._complete_routes(found, space)
+                self._complete_routes(network, space)
             space.incomplete = False
 
     # --- the host's routes to endpoints -----------------------------------------------------------
 
-    def lead(self, found: Network, to: IPv4Address | IPv4Network) -> None:
+    def lead(self, network: Network, to: IPv4Address | IPv4Network) -> None:
         """The host leads packets for this endpoint, or for all of the network, into the namespace.
         Idempotent. Into a network that is yet to be adopted, it does when that is done.
 
         Raises ServerError for an internal network.
         """
-        led = self._led.setdefault(found.record.id, set())
-        network = to if isinstance(to, IPv4Network) else _host(to)
-        space = self._spaces.get(found.record.id)
+        led = self._led.setdefault(network.record.id, set())
+        destination = to if isinstance(to, IPv4Network) else _host(to)
+        space = self._spaces.get(network.record.id)
         if space is None:
-            led.add(network)
+            led.add(destination)
             return
         with space.lock:
-            link = self._links.link(found.bridge)
+            link = self._links.link(network.bridge)
             if link is None:
-                raise ServerError(f"network {found.record.name}: it has no link to the host")
-            led.add(network)
-            self._links.apply(rtnl.add_route(network, link.ifindex, space.pair[1]))
+                raise ServerError(f"network {network.record.name}: it has no link to the host")
+            led.add(destination)
+            self._links.apply(rtnl.add_route(destination, link.ifindex, space.pair[1]))
 
-    def unlead(self, found: Network, to: IPv4Address | IPv4Network) -> None:
+    def unlead(self, network: Network, to: IPv4Address | IPv4Network) -> None:
         """Undo `lead`. Idempotent."""
-        led = self._led.get(found.record.id, set())
-        network = to if isinstance(to, IPv4Network) else _host(to)
-        space = self._spaces.get(found.record.id)
+        led = self._led.get(network.record.id, set())
+        destination = to if isinstance(to, IPv4Network) else _host(to)
+        space = self._spaces.get(network.record.id)
         if space is None:
-            led.discard(network)
+            led.discard(destination)
             return
         with space.lock:
-            link = self._links.link(found.bridge)
-            if network in led and link is not None:
-                _apply_removals(self._links, [rtnl.delete_route(network, link.ifindex)])
-            led.discard(network)
+            link = self._links.link(network.bridge)
+            if destination in led and link is not None:
+                _apply_removals(self._links, [rtnl.delete_route(destination, link.ifindex)])
+            led.discard(destination)
 
     # --- endpoints --------------------------------------------------------------------------------
 
-    def new_sandbox(self, found: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
-        space = self.space(found)
+    def new_sandbox(self, network: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
+        space = self.space(network)
         with space.lock:
             if space.stock is None:
-                space.stock = _Stock(self._links, found, space, self._ids)
+                space.stock = _Stock(self._links, network, space, self._ids)
         ready = space.stock.ready() or space.stock.fresh()
         try:
             name = ready.named(interface)
             ready.inside.apply(rtnl.change_link(name, mac=interface.mac, mtu=interface.mtu))
-            self._configure(found, space, ready, name, interface, gateways)
+            self._configure(network, space, ready, name, interface, gateways)
         except BaseException:
             ready.close()
             raise
         return ready.detach(), ready.endpoint_id
 
-    def plug(self, found: Network, namespace: int, name: str, interface: Interface) -> str:
-        return self._plug(found, namespace, name, interface)
+    def plug(self, network: Network, namespace: int, name: str, interface: Interface) -> str:
+        return self._plug(network, namespace, name, interface)
 
-    def _plug(self, found: Network, namespace: int, name: str, interface: Interface, endpoint_id: str = "") -> str:
-        space = self.space(found)
+    def _plug(self, network: Network, namespace: int, name: str, interface: Interface, endpoint_id: str = "") -> str:
+        space = self.space(network)
         with _inside(namespace) as inside:
             pair = _Pair(namespace, inside, endpoint_id or secrets.token_hex(32))
-            pair.make(found, space, name, interface.mac)
+            pair.make(network, space, name, interface.mac)
             try:
-                self._configure(found, space, pair, name, interface, ())
+                self._configure(network, space, pair, name, interface, ())
             except BaseException:
                 space.inside.outcomes([rtnl.delete_link(sandboxes.host_end(pair.endpoint_id))])
                 raise
@@ -711,7 +713,7 @@ class OverlayDriver:
 
     def _configure(
         self,
-        found: Network,
+        network: Network,
         space: Space,
         pair: _Pair | ReadySandbox,
         name: str,
@@ -720,17 +722,17 @@ class OverlayDriver:
     ) -> None:
         """Addresses, routes and neighbours on both sides of a pair that is up."""
         address = next(each.ip for each in interface.addresses if isinstance(each, IPv4Interface))
-        subnets = _subnets(found)
+        subnets = _subnets(network)
         gateway = next((gateway for subnet, gateway in subnets if address in subnet), subnets[0][1])
         sandboxes.settle(pair.descriptor, name, interface)
         pair.inside.apply(
             *(rtnl.add_address(pair.index, each, route=each.ip != address) for each in interface.addresses),
-            rtnl.add_neighbour(pair.index, gateway, _outer_mac(found)),
+            rtnl.add_neighbour(pair.index, gateway, _outer_mac(network)),
             rtnl.add_route(_host(gateway), pair.index),
             *(rtnl.add_route(subnet, pair.index, gateway) for subnet, _ in subnets),
             *(rtnl.add_default_route(each, pair.index) for each in gateways),
         )
-        if _overlay(found).ingress:
+        if _overlay(network).ingress:
             inner = _there(pair.inside, name)
             ingress.answer_by(pair.descriptor, pair.inside, inner, address, gateway, datagrams=interface.datagrams)
         with space.lock:
@@ -739,8 +741,8 @@ class OverlayDriver:
             )
             self._joined(space, address, interface.mac, pair.endpoint_id)
 
-    def unplug(self, found: Network, namespace: int, settings: EndpointSettings) -> None:
-        space = self._spaces.get(found.record.id)
+    def unplug(self, network: Network, namespace: int, settings: EndpointSettings) -> None:
+        space = self._spaces.get(network.record.id)
         if space is not None:
             with space.lock:
                 _apply_removals(space.inside, [rtnl.delete_link(sandboxes.host_end(settings.endpoint_id))])
@@ -748,7 +750,7 @@ class OverlayDriver:
                 if address is not None:
                     _lead_to_peer(space, address)
 
-    def released(self, found: Network, settings: EndpointSettings) -> None:
+    def released(self, network: Network, settings: EndpointSettings) -> None:
         """The kernel removes the veth with the container's namespace, unless a process holds that:
         then `clear` does.
         """
@@ -817,28 +819,28 @@ def _inside(namespace: int) -> Iterator[RouteSocket]:
         yield inside
 
 
-def _overlay(found: Network) -> Overlay:
-    assert found.overlay is not None
-    return found.overlay
+def _overlay(network: Network) -> Overlay:
+    assert network.overlay is not None
+    return network.overlay
 
 
-def _outer_mac(found: Network) -> str:
+def _outer_mac(network: Network) -> str:
     """Of the ends in the network's namespace: a container's neighbour is known beforehand."""
-    return mac_address(gateway(found))
+    return mac_address(gateway(network))
 
 
-def _subnets(found: Network) -> list[tuple[IPv4Network, IPv4Address]]:
+def _subnets(network: Network) -> list[tuple[IPv4Network, IPv4Address]]:
     """With their gateways."""
     return [
         (pool.subnet, interface.ip)
-        for pool, interface in found.subnets
+        for pool, interface in network.subnets
         if isinstance(pool.subnet, IPv4Network) and isinstance(interface.ip, IPv4Address)
     ]
 
 
-def gateway(found: Network) -> IPv4Address:
+def gateway(network: Network) -> IPv4Address:
     """The network's own address in its namespace, the first one if it has several."""
-    return _subnets(found)[0][1]
+    return _subnets(network)[0][1]
 
 
 def _host(address: IPv4Address) -> IPv4Network:
@@ -925,7 +927,7 @@ def features() -> tuple[str, ...]:
 
     Tried in a new namespace, in which the thread is meanwhile. Nothing is left.
     """
-    found = []
+    possible = []
     local = IPv4Address("127.0.0.1")
     try:
         with namespaces.new_network() as namespace, RouteSocket() as kernel:
@@ -933,12 +935,12 @@ def features() -> tuple[str, ...]:
             kernel.apply(
                 rtnl.create_vxlan(VXLAN, namespace=namespace, number=1, port=4789, local=local, mac=mac, mtu=1450)
             )
-            found.append("overlay")
+            possible.append("overlay")
             with contextlib.suppress(netfilter.NetfilterError):
                 netfilter.run(_EGRESS)
-                found.append("egress")
+                possible.append("egress")
     except OSError as error:
         _log.info("no overlay networks on this host: %s", words(error))
     else:
         os.close(namespace)
-    return (*found, "esp") if found and xfrm.available() else tuple(found)
+    return (*possible, "esp") if possible and xfrm.available() else tuple(possible)

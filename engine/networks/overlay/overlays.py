@@ -39,12 +39,12 @@ from typing import Any, Protocol
 import msgspec
 
 from engine.errors import EngineError, NotFound, ServerError, words
-from engine.networks import endpoints, network, sandboxes
+from engine.networks import endpoints, sandboxes
 from engine.networks.dns.names import Names, NameTable
 from engine.networks.drivers import Drivers, Workers
 from engine.networks.endpoints import Network, Sandbox
 from engine.networks.filter import OVERLAY_LINK
-from engine.networks.network import NetworkRecord, NetworkStore, Overlay
+from engine.networks.network import NetworkRecord, NetworkStore, Overlay, options
 from engine.networks.overlay import driver as overlay
 from engine.networks.overlay.balance import Balance
 from engine.networks.overlay.driver import Space
@@ -91,10 +91,10 @@ class Keeper(Protocol):
 class _Adopted:
     """One network of the swarm on this node."""
 
-    __slots__ = ("balance", "disturbances", "found", "lock", "name")
+    __slots__ = ("balance", "disturbances", "lock", "name", "network")
 
-    def __init__(self, found: Network, name: str, balance: Balance, disturbances: Disturbances) -> None:
-        self.found = found
+    def __init__(self, network: Network, name: str, balance: Balance, disturbances: Disturbances) -> None:
+        self.network = network
         self.balance = balance
         self.disturbances = disturbances
         self.name = name
@@ -159,24 +159,24 @@ class Overlays:
             known = self._all.get(record.id)
             if known is not None:
                 async with known.lock:
-                    before = known.found.record, known.found.overlay
+                    before = known.network.record, known.network.overlay
                     if before != (record, meant):
-                        known.found.record, known.found.overlay = record, meant
+                        known.network.record, known.network.overlay = record, meant
                         try:
-                            await self._in_thread(self._made, known.found, -1)
+                            await self._in_thread(self._made, known.network, -1)
                         except BaseException:
-                            known.found.record, known.found.overlay = before
+                            known.network.record, known.network.overlay = before
                             raise
                         self._store.show(record)
-                        await self._move_ingress(known.found, meant)
-                    return known.found
-            found = self._awaited.get(record.id)
-            if found is None:
-                options = msgspec.structs.replace(network.options(record), bridge=f"{OVERLAY_LINK}{record.id[:12]}")
-                found = Network(record, options, routes=not record.internal)
-                found.fill()
-            found.record, found.overlay = record, meant
-            name = _name(found)
+                        await self._move_ingress(known.network, meant)
+                    return known.network
+            network = self._awaited.get(record.id)
+            if network is None:
+                own = msgspec.structs.replace(options(record), bridge=f"{OVERLAY_LINK}{record.id[:12]}")
+                network = Network(record, own, routes=not record.internal)
+                network.fill()
+            network.record, network.overlay = record, meant
+            name = _name(network)
             if self.keeper is not None:
                 # of another swarm, whose number would be in use
                 for other in [*self.keeper.held]:
@@ -184,77 +184,79 @@ class Overlays:
                         self.keeper.let_go(other)
             kept = self.keeper.held.get(name, -1) if self.keeper is not None else -1
             try:
-                space = await self._in_thread(self._made, found, kept)
+                space = await self._in_thread(self._made, network, kept)
             except BaseException:
                 if keep:
-                    self._await(found)
+                    self._await(network)
                 raise
             if self.keeper is not None and kept < 0:
                 self.keeper.hold(name, space.descriptor)
             self._drivers.overlays.lingers = self._lingers
-            balance = Balance(space.descriptor, overlay.gateway(found))
-            adopted = self._all[record.id] = _Adopted(found, name, balance, space.disturbances)
+            balance = Balance(space.descriptor, overlay.gateway(network))
+            adopted = self._all[record.id] = _Adopted(network, name, balance, space.disturbances)
             space.disturbances.take()  # of the links that were just made
             asyncio.get_running_loop().add_reader(space.disturbances.fileno(), self._disturbed, adopted)
             late = self._awaited.pop(record.id, None) is not None
-            self._by_id[record.id] = found
+            self._by_id[record.id] = network
             self._store.show(record)
             if self._looking is None:
                 self._looking = spawn(self._look(), "comparing the swarm's networks with the kernel")
             if meant.ingress:
-                await self._open_ingress(found)
+                await self._open_ingress(network)
             if late:
-                await self._attach(found)
-            return found
+                await self._attach(network)
+            return network
 
-    def _await(self, found: Network) -> None:
-        self._awaited[found.record.id] = self._by_id[found.record.id] = found
-        self._store.show(found.record)
-        self._drivers.filter.awaited.add(found.bridge)
+    def _await(self, network: Network) -> None:
+        self._awaited[network.record.id] = self._by_id[network.record.id] = network
+        self._store.show(network.record)
+        self._drivers.filter.awaited.add(network.bridge)
 
-    async def _attach(self, found: Network) -> None:
+    async def _attach(self, network: Network) -> None:
         """Attach containers again whose link is gone."""
         try:
-            await self._rerouted(found, await self._in_thread(self._drivers.overlays.replug, found))
+            await self._rerouted(network, await self._in_thread(self._drivers.overlays.replug, network))
         except (EngineError, NetfilterError, OSError) as error:
-            _log.error("network %s: %s", found.record.name, words(error))
+            _log.error("network %s: %s", network.record.name, words(error))
 
-    async def _open_ingress(self, found: Network) -> None:
+    async def _open_ingress(self, network: Network) -> None:
         """What fails here is tried again by `mend`."""
         if self._drivers.filter.off:
             _log.warning(
                 "network %s: published ports of services are not served on this node, as --firewall none writes no "
                 "rules",
-                found.record.name,
+                network.record.name,
             )
             return
         async with self._ports:
-            assert found.overlay is not None
-            subnet = found.pools[4].subnet
+            assert network.overlay is not None
+            subnet = network.pools[4].subnet
             assert isinstance(subnet, IPv4Network)
             driver = self._drivers.overlays
-            made = Ingress(self._drivers.filter, driver.namespace(found), found.bridge, subnet, found.overlay.local)
-            self._ingress = found, made
+            made = Ingress(
+                self._drivers.filter, driver.namespace(network), network.bridge, subnet, network.overlay.local
+            )
+            self._ingress = network, made
             try:
-                await self._in_thread(driver.lead, found, subnet)
+                await self._in_thread(driver.lead, network, subnet)
                 await self._in_thread(made.open)
             except (EngineError, NetfilterError, OSError) as error:
-                _log.error("network %s: published ports of services do not work: %s", found.record.name, words(error))
+                _log.error("network %s: published ports of services do not work: %s", network.record.name, words(error))
 
-    async def _move_ingress(self, found: Network, meant: Overlay) -> None:
+    async def _move_ingress(self, network: Network, meant: Overlay) -> None:
         """This node may have another address now. What fails here is tried again by `mend`."""
         async with self._ports:
-            if self._ingress is not None and found is self._ingress[0]:
+            if self._ingress is not None and network is self._ingress[0]:
                 try:
                     await self._in_thread(self._ingress[1].moved, meant.local)
                 except (NetfilterError, OSError) as error:
                     _log.error(
-                        "network %s: published ports of services do not work: %s", found.record.name, words(error)
+                        "network %s: published ports of services do not work: %s", network.record.name, words(error)
                     )
 
-    async def _close_ingress(self, found: Network | None, *, remove: bool) -> None:
+    async def _close_ingress(self, network: Network | None, *, remove: bool) -> None:
         async with self._ports:
-            if self._ingress is None or found not in (None, self._ingress[0]):
+            if self._ingress is None or network not in (None, self._ingress[0]):
                 return
             _, ingress = self._ingress
             self._ingress = None
@@ -263,15 +265,15 @@ class Overlays:
             except (NetfilterError, OSError) as error:
                 _log.warning("cannot remove the rules of published ports of services: %s", words(error))
 
-    def _made(self, found: Network, kept: int) -> Space:
+    def _made(self, network: Network, kept: int) -> Space:
         """In a thread."""
         try:
-            assert found.overlay is not None
-            mtu = network.options(found.record).mtu or self._drivers.mtu(found.overlay, kept)
-            found.options = msgspec.structs.replace(found.options, mtu=mtu)
-            return self._drivers.overlays.adopt(found, kept)
+            assert network.overlay is not None
+            mtu = options(network.record).mtu or self._drivers.mtu(network.overlay, kept)
+            network.options = msgspec.structs.replace(network.options, mtu=mtu)
+            return self._drivers.overlays.adopt(network, kept)
         except OSError as error:
-            raise ServerError(f"network {found.record.name}: {error.strerror or error}") from error
+            raise ServerError(f"network {network.record.name}: {error.strerror or error}") from error
 
     async def drop(self, network_id: str) -> None:
         """Remove the network from this node, with all that belongs to it. An unknown one is fine.
@@ -287,36 +289,36 @@ class Overlays:
                 await self._drop_awaited(network_id)
                 return
             async with known.lock:
-                known.found.check_empty()
+                known.network.check_empty()
                 del self._all[network_id]
                 asyncio.get_running_loop().remove_reader(known.disturbances.fileno())
                 self._names.take_all(network_id)
                 await self._in_thread(known.balance.close)
                 self._by_id.pop(network_id, None)
                 self._store.hide(network_id)
-                await self._close_ingress(known.found, remove=True)
+                await self._close_ingress(known.network, remove=True)
                 try:
-                    await self._in_thread(self._drivers.unmake, known.found)
+                    await self._in_thread(self._drivers.unmake, known.network)
                 finally:
                     if self.keeper is not None:
                         self.keeper.let_go(known.name)
 
     async def _drop_awaited(self, network_id: str) -> None:
-        found = self._awaited.get(network_id)
-        if found is None:
+        network = self._awaited.get(network_id)
+        if network is None:
             return
-        found.check_empty()
+        network.check_empty()
         del self._awaited[network_id], self._by_id[network_id]
         self._store.hide(network_id)
-        await self._let_go(_name(found))
-        await self._in_thread(self._drivers.overlays.decrypt, found)
-        await self._in_thread(self._drivers.unmake, found)
+        await self._let_go(_name(network))
+        await self._in_thread(self._drivers.overlays.decrypt, network)
+        await self._in_thread(self._drivers.unmake, network)
         try:
-            await self._in_thread(self._drivers.filter.remove_network, found.bridge)
-            if found.overlay is not None and found.overlay.ingress:
+            await self._in_thread(self._drivers.filter.remove_network, network.bridge)
+            if network.overlay is not None and network.overlay.ingress:
                 await self._in_thread(remove_leftovers, self._drivers.filter)
         except NetfilterError as error:
-            _log.warning("network %s: removing its rules: %s", found.record.name, error)
+            _log.warning("network %s: removing its rules: %s", network.record.name, error)
 
     async def close(self, remove: bool) -> None:
         """Forget the networks. Those of running containers stay in the kernel, and so do published
@@ -347,7 +349,7 @@ class Overlays:
 
     def adopted(self) -> list[Network]:
         """The networks of the swarm that are on this node."""
-        return [each.found for each in self._all.values()]
+        return [each.network for each in self._all.values()]
 
     async def settle(self) -> None:
         """Every running container has been restored, and all views were applied: attach containers
@@ -357,9 +359,9 @@ class Overlays:
         self._drivers.overlays.settled = True
         for known in [*self._all.values()]:
             try:
-                await self._rerouted(known.found, await self._in_thread(self._drivers.overlays.settle, known.found))
+                await self._rerouted(known.network, await self._in_thread(self._drivers.overlays.settle, known.network))
             except (EngineError, NetfilterError, OSError) as error:
-                _log.error("network %s: %s", known.found.record.name, words(error))
+                _log.error("network %s: %s", known.network.record.name, words(error))
         needed = self._names_of_spaces()
         for name in [*self.keeper.held] if self.keeper is not None else ():
             if name.startswith("overlay ") and name not in needed:
@@ -390,13 +392,13 @@ class Overlays:
         known = self._known(network_id)
         async with known.lock:
             try:
-                await self._in_thread(self._drivers.overlays.set_peers, known.found, put, gone)
+                await self._in_thread(self._drivers.overlays.set_peers, known.network, put, gone)
             except OSError as error:
-                raise ServerError(f"network {known.found.record.name}: {words(error)}") from error
+                raise ServerError(f"network {known.network.record.name}: {words(error)}") from error
             ended = [each for each in gone if each not in put]
             if ended:
                 await self._end(known, ended)
-        if ended and self._ingress is not None and known.found is self._ingress[0]:
+        if ended and self._ingress is not None and known.network is self._ingress[0]:
             await self._end_connections(self._ingress[1], ended)
 
     async def set_services(
@@ -413,7 +415,7 @@ class Overlays:
             try:
                 withdrawn = await self._in_thread(known.balance.set, put, gone)
             except NetfilterError as error:
-                raise ServerError(f"network {known.found.record.name}: {error}") from error
+                raise ServerError(f"network {known.network.record.name}: {error}") from error
         if withdrawn:
             self._withdrawn(known.balance, withdrawn)
 
@@ -454,7 +456,7 @@ class Overlays:
         known = self._all.get(network_id)
         if known is not None and known.balance.balances:
             self._soon(self._end(known, [*addresses]))
-        if known is not None and self._ingress is not None and known.found is self._ingress[0]:
+        if known is not None and self._ingress is not None and known.network is self._ingress[0]:
             self._soon(self._end_connections(self._ingress[1], [*addresses]))
 
     async def _end(self, known: _Adopted, addresses: Collection[IPv4Address | IPv6Address]) -> None:
@@ -473,7 +475,7 @@ class Overlays:
 
         A service that has a virtual address needs a second key for the addresses of its tasks.
         """
-        name = self._known(network_id).found.record.name
+        name = self._known(network_id).network.record.name
         for key in gone:
             self._names.take(network_id, key)
         for key, names in put.items():
@@ -489,8 +491,8 @@ class Overlays:
         async with self._ports:
             try:
                 if self._ingress is not None:
-                    found, ingress = self._ingress
-                    await self._answer_datagrams(found, ports)
+                    network, ingress = self._ingress
+                    await self._answer_datagrams(network, ports)
                     busy, withdrawn = await self._in_thread(ingress.set_ports, ports)
                     if withdrawn:
                         self._withdrawn(ingress, withdrawn)
@@ -517,14 +519,14 @@ class Overlays:
         finally:
             self._retrying = None
 
-    async def _answer_datagrams(self, found: Network, ports: Ports) -> None:
+    async def _answer_datagrams(self, network: Network, ports: Ports) -> None:
         """Prepare containers of this node for ports of UDP and SCTP that their service has got
         since they began.
         """
         served = {each for (protocol, _), (_, backends) in ports.items() if protocol != "tcp" for each in backends}
         if not served:
             return
-        present = [(each, each.endpoints.get(found.record.id)) for each in found.sandboxes.values()]
+        present = [(each, each.endpoints.get(network.record.id)) for each in network.sandboxes.values()]
         self._answering &= {settings.endpoint_id for _, settings in present if settings is not None}
         for sandbox, settings in present:
             if settings is None or settings.endpoint_id in self._answering or sandbox.namespace < 0:
@@ -543,14 +545,14 @@ class Overlays:
         async with self._ports:
             if self._ingress is None:
                 return
-            found, ingress = self._ingress
-            assert found.overlay is not None
-            others = {*nodes.values()} - {found.overlay.local}
+            network, ingress = self._ingress
+            assert network.overlay is not None
+            others = {*nodes.values()} - {network.overlay.local}
             try:
-                await self._in_thread(self._drivers.overlays.set_nodes, found, others)
+                await self._in_thread(self._drivers.overlays.set_nodes, network, others)
                 await self._in_thread(ingress.set_nodes, others)
             except (NetfilterError, OSError) as error:
-                raise ServerError(f"network {found.record.name}: {words(error)}") from error
+                raise ServerError(f"network {network.record.name}: {words(error)}") from error
 
     async def features(self) -> tuple[str, ...]:
         """What of a swarm's networks this host can do (`overlay.features`), tried once."""
@@ -568,29 +570,31 @@ class Overlays:
         changed = False
         for known in [self._all[each] for each in ids if each in self._all]:
             async with known.lock:
-                if known.found.record.id not in self._all:
+                if known.network.record.id not in self._all:
                     continue
                 try:
-                    missing, plugged = await self._in_thread(self._drivers.overlays.mend, known.found)
+                    missing, plugged = await self._in_thread(self._drivers.overlays.mend, known.network)
                     if missing:
                         changed = True
                         _log.warning(
-                            "network %s: parts of it were missing and have been restored", known.found.record.name
+                            "network %s: parts of it were missing and have been restored", known.network.record.name
                         )
-                    await self._rerouted(known.found, plugged)
+                    await self._rerouted(known.network, plugged)
                     changed |= await self._in_thread(known.balance.mend)
                 except Exception as error:  # whatever it is, repairs go on
                     bug = not isinstance(error, (EngineError, NetfilterError, OSError))
-                    _log.error("network %s: cannot restore it: %s", known.found.record.name, words(error), exc_info=bug)
+                    _log.error(
+                        "network %s: cannot restore it: %s", known.network.record.name, words(error), exc_info=bug
+                    )
         return changed | await self._mend_ingress()
 
     async def _mend_ingress(self) -> bool:
         async with self._ports:
             if self._ingress is None:
                 return False
-            found, ingress = self._ingress
+            network, ingress = self._ingress
             try:
-                await self._in_thread(self._drivers.overlays.lead, found, found.pools[4].subnet)
+                await self._in_thread(self._drivers.overlays.lead, network, network.pools[4].subnet)
                 changed = await self._in_thread(ingress.mend)
             except Exception as error:
                 bug = not isinstance(error, (EngineError, NetfilterError, OSError))
@@ -600,12 +604,12 @@ class Overlays:
             _log.warning("published ports of services: parts were missing and have been restored")
         return changed
 
-    async def _rerouted(self, found: Network, plugged: Iterable[Sandbox]) -> None:
+    async def _rerouted(self, network: Network, plugged: Iterable[Sandbox]) -> None:
         for each in plugged:
-            if found.sandboxes.get(each.container_id) is not each:
+            if network.sandboxes.get(each.container_id) is not each:
                 continue  # it has ended meanwhile
             gateways = endpoints.default_gateways(each.endpoints.values(), self._by_id)
-            await self._in_thread(self._drivers.route, each.container_id, found, each.namespace, gateways)
+            await self._in_thread(self._drivers.route, each.container_id, network, each.namespace, gateways)
 
     # --- repair -----------------------------------------------------------------------------------
 
@@ -613,7 +617,7 @@ class Overlays:
         """Links of the host were removed; None: perhaps any."""
         spaces = self._drivers.overlays
         for known in self._all.values():
-            if indexes is None or spaces.space(known.found).uplink in indexes:
+            if indexes is None or spaces.space(known.network).uplink in indexes:
                 self._mend_soon(known)
 
     def _disturbed(self, known: _Adopted) -> None:
@@ -621,7 +625,7 @@ class Overlays:
             self._mend_soon(known)
 
     def _mend_soon(self, known: _Adopted) -> None:
-        self._disturbed_ones.add(known.found.record.id)
+        self._disturbed_ones.add(known.network.record.id)
         if self._mending is None:
             self._mending = spawn(self._mend_disturbed(), "repairing the swarm's networks")
 
@@ -656,7 +660,7 @@ class Overlays:
         return known
 
 
-def _name(found: Network) -> str:
+def _name(network: Network) -> str:
     """Under which the keeper holds its namespace."""
-    assert found.overlay is not None
-    return f"overlay {found.overlay.vni} {found.record.id[:12]}"
+    assert network.overlay is not None
+    return f"overlay {network.overlay.vni} {network.record.id[:12]}"

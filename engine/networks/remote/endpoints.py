@@ -111,7 +111,7 @@ class RemoteEndpoints:
         to IPAM plugins and give all other endpoints back, in the background.
         """
         networks = [*networks]
-        planned = [found for found in networks if found.record.ipam_pools]
+        planned = [network for network in networks if network.record.ipam_pools]
         if planned:
             self._replaying = spawn(self._replay_all(planned), "networks: requesting addresses again")
         kept = {self._key(each).name for each, rows in self._rows.items() if any(row.driver for row in rows.values())}
@@ -119,7 +119,7 @@ class RemoteEndpoints:
         for container, rows in [*self._rows.items()]:
             ended = [each for each in rows if each not in live.get(container, ())]
             if ended:
-                known = {found.record.id for found in networks}
+                known = {network.record.id for network in networks}
                 work = self._return(container, ended, known)
                 task = spawn(work, f"container {container}: endpoints of an earlier run")
                 self._returning[container] = task
@@ -138,9 +138,9 @@ class RemoteEndpoints:
             self._returning.pop(container_id, None)
 
     async def _replay_all(self, networks: Iterable[Network]) -> None:
-        async def replay(found: Network) -> None:
+        async def replay(network: Network) -> None:
             try:
-                await self.replay(found)
+                await self.replay(network)
             except EngineError as error:  # again before the next endpoint
                 _log.warning("%s", error.message)
 
@@ -188,28 +188,28 @@ class RemoteEndpoints:
     # --- addresses --------------------------------------------------------------------------------
 
     async def lend(
-        self, container_id: str, found: Network, wanted: EndpointSettings, mac: str, undo: contextlib.AsyncExitStack
+        self, container_id: str, network: Network, wanted: EndpointSettings, mac: str, undo: contextlib.AsyncExitStack
     ) -> tuple[Assigned, str]:
         """Addresses of an endpoint that is about to be made, and its MAC if it has to be a certain
         one, by the network's IPAM plugin.
         """
-        record = found.record
-        endpoints.check_usable(found)
+        record = network.record
+        endpoints.check_usable(network)
         static = requested.wanted_addresses(record, wanted)
-        await self.replay(found)
-        plugin = await self._ipam_of(found)
+        await self.replay(network)
+        plugin = await self._ipam_of(network)
         if (await self._ipam.terms(plugin)).needs_mac and not mac:
             mac = (b"\x02" + secrets.token_bytes(5)).hex(":")
         undo.push_async_callback(self.release, container_id, record.id)
         lent: dict[int, Address] = {}
-        for identifier, (pool, _) in zip(record.ipam_pools, found.subnets, strict=True):
+        for identifier, (pool, _) in zip(record.ipam_pools, network.subnets, strict=True):
             version = pool.subnet.version
             try:
                 address = await self._ipam.request(plugin, identifier, static.get(version), mac)
             except EngineError as error:
                 raise ServerError(f"network {record.name}: {error.message}") from error
             lent[version] = address
-            row = self._row(container_id, found)
+            row = self._row(container_id, network)
             await self._keep(row, ipam=plugin.name, addresses=(*row.addresses, (identifier, str(address))))
             if address not in pool.subnet:
                 raise ServerError(
@@ -236,38 +236,38 @@ class RemoteEndpoints:
             await self._ipam.release(plugin, row.name, identifier, address)
         await self._forget(row, ipam="", addresses=())
 
-    async def replay(self, found: Network) -> None:
+    async def replay(self, network: Network) -> None:
         """See `RemoteIpam.replay`."""
         used = [
             ip_address(address)
             for rows in self._rows.values()
-            for identifier, address in (rows[found.record.id].addresses if found.record.id in rows else ())
+            for identifier, address in (rows[network.record.id].addresses if network.record.id in rows else ())
         ]
         try:
-            await self._ipam.replay(found.record, used)
+            await self._ipam.replay(network.record, used)
         except EngineError as error:
-            raise ServerError(f"network {found.record.name}: {error.message}") from error
+            raise ServerError(f"network {network.record.name}: {error.message}") from error
 
-    async def _ipam_of(self, found: Network) -> Plugin:
+    async def _ipam_of(self, network: Network) -> Plugin:
         try:
-            return await self._ipam.get(found.record.ipam.driver)
+            return await self._ipam.get(network.record.ipam.driver)
         except EngineError as error:
-            raise ServerError(f"network {found.record.name}: {error.message}") from error
+            raise ServerError(f"network {network.record.name}: {error.message}") from error
 
     # --- endpoints --------------------------------------------------------------------------------
 
     async def attach(
-        self, container_id: str, found: Network, namespace: int, given: EndpointSettings, request: Request
+        self, container_id: str, network: Network, namespace: int, given: EndpointSettings, request: Request
     ) -> EndpointSettings:
         """Make an endpoint in the namespace; returns its settings. A failure leaves nothing."""
-        record, key = found.record, self._key(container_id)
+        record, key = network.record, self._key(container_id)
         plugin = await self._driver.of(record.name, record.driver)
         given = msgspec.structs.replace(given, endpoint_id=secrets.token_hex(32))
         where = f"network {record.name}, container {container_id}"
         tell = partial(self._tell, plugin, record.name, record.id, given.endpoint_id)
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self._detached, container_id, record.id)
-            row = await self._keep(self._row(container_id, found), driver=record.driver, endpoint=given.endpoint_id)
+            row = await self._keep(self._row(container_id, network), driver=record.driver, endpoint=given.endpoint_id)
             async with _undone(undo, partial(tell, "DeleteEndpoint")):
                 answer = await self._driver.create_endpoint(plugin, record, given, request)
             given = remote.filled(where, given, answer)
@@ -277,7 +277,7 @@ class RemoteEndpoints:
                     join = await self._driver.join(plugin, record, given.endpoint_id, str(key), request)
                 joined = remote.joined(where, join)
                 if joined.source:
-                    interface = endpoints.interface(found, given)
+                    interface = endpoints.interface(network, given)
                     name = remote_links.inner_name(interface.name, joined, present)
                     await self._keep(row, source=joined.source, inside=name)
                     interface = interface._replace(name=name)
@@ -406,8 +406,8 @@ class RemoteEndpoints:
     def _key(self, container_id: str) -> Path:
         return self._keys / container_id[:12]
 
-    def _row(self, container_id: str, found: Network) -> EndpointRow:
-        record = found.record
+    def _row(self, container_id: str, network: Network) -> EndpointRow:
+        record = network.record
         kept = self._rows.get(container_id, {}).get(record.id)
         return kept or EndpointRow(container=container_id, network=record.id, name=record.name)
 
