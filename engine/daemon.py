@@ -768,14 +768,14 @@ def _read_host(config: Config, hierarchies: Cgroups, driver: str, *, remapped: b
     warning.
     """
     offered = hierarchies.support()
-    found = host.read(config.root)
+    facts = host.read(config.root)
     private = config.cgroupns_mode or ("private" if hierarchies.mode == "v2" else "host")
     return msgspec.structs.replace(
-        found,
+        facts,
         # If AppArmor is on, this loads the default profile, so that no container start has to.
         security_options=(
             *(("name=apparmor",) if apparmor.default() else ()),
-            *(f"name=seccomp,profile={config.seccomp_profile}" for _ in found.security_options),
+            *(f"name=seccomp,profile={config.seccomp_profile}" for _ in facts.security_options),
             *(("name=userns",) if remapped else ()),
             *(("name=cgroupns",) if private == "private" else ()),
             *(("name=no-new-privileges",) if config.no_new_privileges else ()),

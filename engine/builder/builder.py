@@ -176,7 +176,7 @@ class Builder:
         self, body: AsyncIterator[bytes], options: Options, log: Log
     ) -> AsyncIterator[tuple[Tree, bytes]]:
         """The context of `build`, and its Dockerfile."""
-        given = options.content
+        content = options.content
         images = self._parts.images
         async with contextlib.AsyncExitStack() as stack:
             archive = body
@@ -193,20 +193,20 @@ class Builder:
                     name = posixpath.basename(urlsplit(options.remote).path)
                     yield (
                         (MemoryTree({}), fetched.content)
-                        if given is None
+                        if content is None
                         else (
                             MemoryTree({name: fetched.content} if name else {}),
-                            given,
+                            content,
                         )
                     )
                     return
                 if isinstance(fetched, Checkout):
-                    yield await images.layers.work(_checked_out, fetched.root, options, given)
+                    yield await images.layers.work(_checked_out, fetched.root, options, content)
                     return
                 archive = fetched.body
             received = await context.receive(archive, images.temporary, images.layers, links_out=True)
             stack.push_async_callback(received.close)
-            name, raw = options.dockerfile, given
+            name, raw = options.dockerfile, content
             if raw is None:
                 name = find_dockerfile(received, options)
                 raw = await images.layers.work(_read, received, name)

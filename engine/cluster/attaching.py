@@ -227,9 +227,9 @@ class Attaching:
         if task is not None and network in task.addresses:
             adopted = await self._networks.need(network)
             return Lent(adopted, {4: IPv4Address(task.addresses[network])})
-        wanted = settings.ipam_config.ipv4_address if settings.ipam_config is not None else ""
+        address = settings.ipam_config.ipv4_address if settings.ipam_config is not None else ""
         aliases = dict.fromkeys((*(settings.aliases or ()), container_id[:12]))
-        ask = Attach(network=network or key, container=container_id, name=name, aliases=tuple(aliases), address=wanted)
+        ask = Attach(network=network or key, container=container_id, name=name, aliases=tuple(aliases), address=address)
         attachment = self._of.get((container_id, network), "")
         if attachment and not self._serves(attachment, ask):
             await self._end(attachment)

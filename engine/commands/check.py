@@ -129,8 +129,8 @@ def findings(containers: int) -> Iterator[Finding]:
         yield system_calls(calls.missing())
     yield file_system("overlay")
     yield from control_groups(Cgroups.detect())
-    found = _runtime()
-    yield found if isinstance(found, Finding) else runtime(found)
+    detected = _runtime()
+    yield detected if isinstance(detected, Finding) else runtime(detected)
     yield init()
     yield library(
         "libseccomp",
@@ -157,8 +157,8 @@ def findings(containers: int) -> Iterator[Finding]:
     yield every_namespace(containers)
     for name in ("net.ipv4.neigh.default.gc_thresh3", "net.ipv6.neigh.default.gc_thresh3"):
         yield from neighbours(name)
-    for subject, name, wanted in settings(containers):
-        row = setting(subject, name, wanted)
+    for subject, name, needed in settings(containers):
+        row = setting(subject, name, needed)
         if row is not None:
             yield row
 

@@ -133,13 +133,13 @@ def make_mount_points(rootfs: Path | str, mounts: Iterable[oci.Mount], extra: Pl
                 path = mount.destination.removeprefix(place)
                 noted = made if outer is None else None
                 try:
-                    found = files.open_mount_point(root, path, directory=directory, links=False, made=noted)
+                    mount_point = files.open_mount_point(root, path, directory=directory, links=False, made=noted)
                 except OSError as error:
                     if error.errno != errno.ELOOP:
                         raise
                     _check_links(root, mount, nested=outer is not None)
-                    found = files.open_mount_point(root, path, directory=directory, made=noted)
-                os.close(found)
+                    mount_point = files.open_mount_point(root, path, directory=directory, made=noted)
+                os.close(mount_point)
             finally:
                 os.close(root)
     return made

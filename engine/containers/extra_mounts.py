@@ -111,45 +111,45 @@ async def placed(
 
 
 async def _place(
-    wanted: Sequence[ExtraMount], namespace: MountNamespace, root: Path, trees: list[int], ids: IdMap | None
+    extra: Sequence[ExtraMount], namespace: MountNamespace, root: Path, trees: list[int], ids: IdMap | None
 ) -> Placed:
     beside: list[Tree | NewFile] = []
     mounts: dict[str, oci.Mount] = {}
     here: dict[str, str] = {}
     directories: set[str] = set()
     environment: list[str] = []
-    for each in wanted:
-        if isinstance(each, Sandbox):
+    for mount in extra:
+        if isinstance(mount, Sandbox):
             continue
-        if isinstance(each, Variable):
-            environment.append(f"{each.name}={each.value}")
+        if isinstance(mount, Variable):
+            environment.append(f"{mount.name}={mount.value}")
             continue
-        destination = normal_path(each.destination, each.destination)
+        destination = normal_path(mount.destination, mount.destination)
         here[destination] = ""
-        if isinstance(each, Tmpfs):
-            size = (f"size={each.size}",) if each.size else ()
+        if isinstance(mount, Tmpfs):
+            size = (f"size={mount.size}",) if mount.size else ()
             mounts[destination] = oci.Mount(
                 destination=destination, type="tmpfs", source="tmpfs", options=("nosuid", "mode=1777", *size)
             )
             directories.add(destination)
             continue
         source = str(place_beside(root, len(beside)))
-        if isinstance(each, File):
-            owner = (each.uid, each.gid) if ids is None else ids.outside(each.uid, each.gid)
-            beside.append(NewFile(each.content, each.mode, *owner))
+        if isinstance(mount, File):
+            owner = (mount.uid, mount.gid) if ids is None else ids.outside(mount.uid, mount.gid)
+            beside.append(NewFile(mount.content, mount.mode, *owner))
             # A script of the build is executed, a secret is not.
-            options = ("bind", "rprivate", "ro", "nosuid", "nodev", *(() if each.mode & 0o111 else ("noexec",)))
+            options = ("bind", "rprivate", "ro", "nosuid", "nodev", *(() if mount.mode & 0o111 else ("noexec",)))
             mounts[destination] = oci.Mount(destination=destination, type="bind", source=source, options=options)
             continue
-        await uninterrupted(_clone(each.source, namespace, trees))
-        if ids is not None and not each.mapped:
+        await uninterrupted(_clone(mount.source, namespace, trees))
+        if ids is not None and not mount.mapped:
             await asyncio.to_thread(_map_ids, trees[-1], ids)
         beside.append(Tree(trees[-1]))
         here[destination] = f"/proc/self/fd/{trees[-1]}"
         mounts[destination] = spec.bind(
-            source, destination, each.writable, "rprivate", options=spec.ALONE, here=here[destination]
+            source, destination, mount.writable, "rprivate", options=spec.ALONE, here=here[destination]
         )
-        if stat.S_ISDIR(os.fstat(each.source).st_mode):
+        if stat.S_ISDIR(os.fstat(mount.source).st_mode):
             directories.add(destination)
     return Placed(
         root=place_beside(root) if beside else root,
@@ -158,7 +158,7 @@ async def _place(
         here=here,
         directories=frozenset(directories),
         environment=tuple(environment),
-        sandbox=any(isinstance(each, Sandbox) for each in wanted),
+        sandbox=any(isinstance(mount, Sandbox) for mount in extra),
     )
 
 

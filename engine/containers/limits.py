@@ -119,8 +119,8 @@ def check(host: HostConfig) -> None:
                 raise InvalidParameter(f"{field}: {device.path}: the rate must not be negative: {device.rate}")
     if 0 < host.cpu_quota < 1000:
         raise InvalidParameter(f"CpuQuota: {host.cpu_quota}: CPU cfs quota can not be less than 1ms (i.e. 1000)")
-    for name, given in (("CPU Period", host.cpu_period), ("CPU Quota", host.cpu_quota)):
-        if host.nano_cpus and given:
+    for name, limit in (("CPU Period", host.cpu_period), ("CPU Quota", host.cpu_quota)):
+        if host.nano_cpus and limit:
             raise InvalidParameter(f"Conflicting options: Nano CPUs and {name} cannot both be set")
     _members(host.cpuset_cpus, "cpus")
     _members(host.cpuset_mems, "mems")
@@ -150,8 +150,8 @@ def adapted(host: HostConfig, support: Support) -> tuple[HostConfig, list[str]]:
     changes: dict[str, object] = {}
     warnings: list[str] = []
 
-    def discard(field: str, given: object, supported: bool, what: str, consequence: str, unset: object) -> None:
-        if given and not supported:
+    def discard(field: str, limit: object, supported: bool, what: str, consequence: str, unset: object) -> None:
+        if limit and not supported:
             warnings.append(_UNSUPPORTED.format(what, consequence))
             changes[field] = unset
 
@@ -208,13 +208,13 @@ def adapted(host: HostConfig, support: Support) -> tuple[HostConfig, list[str]]:
         *("blkio_weight_device", host.blkio_weight_device, support.weight_device, "Block I/O weight_device"),
         *("Weight-device discarded.", None),
     )
-    for field, given, what, consequence in (
+    for field, limit, what, consequence in (
         ("read_bps", host.blkio_device_read_bps, "BPS Block I/O read limit", "Block I/O BPS read limit discarded."),
         ("write_bps", host.blkio_device_write_bps, "BPS Block I/O write limit", "Block I/O BPS write limit discarded."),
         ("read_iops", host.blkio_device_read_iops, "IOPS Block read limit", "Block I/O IOPS read limit discarded."),
         ("write_iops", host.blkio_device_write_iops, "IOPS Block write limit", "Block I/O IOPS write limit discarded."),
     ):
-        discard(f"blkio_device_{field}", given, support.throttle, what, consequence, None)
+        discard(f"blkio_device_{field}", limit, support.throttle, what, consequence, None)
     _check_own_limits(host)
     return msgspec.structs.replace(host, **changes), warnings
 

@@ -141,12 +141,12 @@ async def read(
         tail = options.pop("tail")
         if reading is not None and (follow is not None or not reading.complete()):
             await reading.begin()
-        found = _at_once.open(path, tail, options)
-        if found is None:
+        opened = _at_once.open(path, tail, options)
+        if opened is None:
             if reading is not None:
                 await reading.begin()
-            found = await loop.run_in_executor(None, _open, path, tail, options, CHUNK)
-        reader, chunk = found
+            opened = await loop.run_in_executor(None, _open, path, tail, options, CHUNK)
+        reader, chunk = opened
         yield b""
         ended = follow is None
         waited: tuple[int, int] | None = None

@@ -134,7 +134,7 @@ async def _relink(container: Container) -> None:
 
 
 @whole
-async def connect(container: Container, network: str, wanted: EndpointSettings) -> None:
+async def connect(container: Container, network: str, asked: EndpointSettings) -> None:
     """Connect it to one more network, at once when it runs. When it does not, the settings of a
     network that it is on already are replaced, as in Docker.
 
@@ -148,15 +148,15 @@ async def connect(container: Container, network: str, wanted: EndpointSettings) 
         if container.running:
             if container.process is None or container.process.exit.done():
                 raise Conflict(f"Container {container.id} is not running")
-            settings = await attachments.connect(container.id, network, wanted, container.process)
+            settings = await attachments.connect(container.id, network, asked, container.process)
         else:
-            network = await attachments.network_id(container.id, record.name, network, wanted)
-            settings = attachments.check(container.id, network, wanted, _others(container, network))
+            network = await attachments.network_id(container.id, record.name, network, asked)
+            settings = attachments.check(container.id, network, asked, _others(container, network))
         name = container.parts.networks.get(network).record.name
         before = record.networks.get(name)
         attachments.reserve({name: settings})
         networks, ports = record.networks | {name: settings}, attachments.ports_of(container.id)
-        mac = mac_address(wanted.mac_address, f"network {name}")
+        mac = mac_address(asked.mac_address, f"network {name}")
         macs = {key: each for key, each in record.macs.items() if key != name} | ({name: mac} if mac else {})
         try:
             container.replace(networks=networks, macs=macs, ports=ports)

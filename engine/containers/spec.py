@@ -183,7 +183,7 @@ def exec_process(
     granted = capabilities.granted(
         host.cap_add or (), host.cap_drop or (), privileged=host.privileged or config.privileged
     )
-    wanted = security.parse(host.security_opt or ())
+    confinement = security.parse(host.security_opt or ())
     if record.ids is not None:
         record.ids.check((identity.uid,), (identity.gid, *identity.groups))
     arguments = strings(config.cmd) or []
@@ -202,8 +202,8 @@ def exec_process(
         cwd=directory(config.working_dir or record.config.working_dir),
         capabilities=oci.Capabilities(bounding=granted, effective=granted, permitted=granted),
         rlimits=[rlimit(each, raisable="CAP_SYS_RESOURCE" in capabilities.bounding()) for each in host.ulimits or ()],
-        no_new_privileges=_no_new_privileges(wanted, defaults),
-        apparmor_profile="" if host.privileged else wanted.apparmor_profile,
+        no_new_privileges=_no_new_privileges(confinement, defaults),
+        apparmor_profile="" if host.privileged else confinement.apparmor_profile,
         oom_score_adj=host.oom_score_adj or None,
     )
 

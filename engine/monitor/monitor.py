@@ -174,12 +174,12 @@ class Monitor:
             path = f"{self.directory}/u{number}"
             self._old_files.append(path)
             try:
-                found = left_in(os.fsencode(path))
+                unlogged = left_in(os.fsencode(path))
             except OSError:
                 traceback.print_exc()
                 continue
-            self._left.update(found)
-            for key, left in found.items():
+            self._left.update(unlogged)
+            for key, left in unlogged.items():
                 self._slots.setdefault(key, []).append((path, left.slot))
         if numbers:
             self.loop.call_later(LEFT_GRACE, self._drop_left)

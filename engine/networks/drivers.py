@@ -228,26 +228,26 @@ class Drivers:
         enable outgoing traffic.
         """
         assert self._kernel is not None
-        for each in networks:
-            if each.record.remote:
-                each.fill()
-        known = [each for each in networks if each.record.driver in self._by_name]
-        default = next((each for each in known if each.record.name == BRIDGE), None)
-        users = [each for each in known if each is not default]
+        for network in networks:
+            if network.record.remote:
+                network.fill()
+        known = [network for network in networks if network.record.driver in self._by_name]
+        default = next((network for network in known if network.record.name == BRIDGE), None)
+        users = [network for network in known if network is not default]
         if default is not None:
             self.bridges.restore(default)
-        for each in users:
-            each.fill()
+        for network in users:
+            network.fill()
         host.sweep(self._kernel, self.alias, self._names_of_links(known))
-        for each in users:
+        for network in users:
             try:
-                self.of(each).restore(each)
+                self.of(network).restore(network)
             except (EngineError, OSError) as error:
-                _log.error("network %s: its link: %s", each.record.name, words(error))
+                _log.error("network %s: its link: %s", network.record.name, words(error))
         everything = [default, *users] if default is not None else users
         self._warn_of_routes(everything)
-        self._forward(self._kernel, ipv6=any(6 in each.pools for each in everything if each.routes))
-        rules = [each.rules for each in everything if each.routes]
+        self._forward(self._kernel, ipv6=any(6 in network.pools for network in everything if network.routes))
+        rules = [network.rules for network in everything if network.routes]
         if self.filter.off:
             self.filter.open(rules)
             self.firewall.clear()
@@ -329,10 +329,10 @@ class Drivers:
             return
         make = (lambda _: None) if record.remote else self.of(made).make
         record, sizes = (record, {}) if record.ipam_pools else without_sizes(record)
-        for given in map(ip_network, (config.subnet for config in record.ipam.config)):
-            if any(given.version == other.version and given.overlaps(other) for other in subnets):
+        for configured in map(ip_network, (config.subnet for config in record.ipam.config)):
+            if any(configured.version == other.version and configured.overlaps(other) for other in subnets):
                 raise Forbidden(
-                    f"network {record.name}: subnet {given}: Pool overlaps with other one on this address space"
+                    f"network {record.name}: subnet {configured}: Pool overlaps with other one on this address space"
                 )
         if 6 in record.versions and not any(":" in config.subnet for config in record.ipam.config):
             record = with_pool(record, self._subnet6(record, subnets, sizes.get(6, 0)))

@@ -223,15 +223,15 @@ def _list(name: str, number: int, kind: _Kind) -> _Field:
             return tag + _prefixed(b"".join(map(kind.encode, values))) if values else b""
 
         def decode_packed(before: Any, value: Any, depth: int) -> Any:
-            found = before if before is not None else []
+            items = before if before is not None else []
             if isinstance(value, int):
-                found.append(kind.decode(value, depth))
-                return found
+                items.append(kind.decode(value, depth))
+                return items
             place = 0
             while place < len(value):
                 number, place = read_varint(value, place)
-                found.append(kind.decode(number, depth))
-            return found
+                items.append(kind.decode(number, depth))
+            return items
 
         return _Field(name, (VARINT, BYTES), packed, decode_packed)
 
@@ -239,9 +239,9 @@ def _list(name: str, number: int, kind: _Kind) -> _Field:
         return b"".join([tag + kind.encode(value) for value in values])
 
     def decode_repeated(before: Any, value: Any, depth: int) -> Any:
-        found = before if before is not None else []
-        found.append(kind.decode(value, depth))
-        return found
+        items = before if before is not None else []
+        items.append(kind.decode(value, depth))
+        return items
 
     return _Field(name, (BYTES,), repeated, decode_repeated)
 

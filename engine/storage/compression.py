@@ -160,12 +160,12 @@ class Inflated:
                 self._rest = more
                 self._unpacker = self._new_unpacker()
             unpacker = self._unpacker
-            given = b""
+            chunk = b""
             if unpacker.needs_input:
-                given, self._rest = self._rest or self._input.read(_CHUNK), b""
-                if not given:
+                chunk, self._rest = self._rest or self._input.read(_CHUNK), b""
+                if not chunk:
                     raise EOFError("the stream ends before its end mark")
-            data = unpacker.decompress(given, room)
+            data = unpacker.decompress(chunk, room)
             if unpacker.eof:
                 self._rest = unpacker.unused_data
                 self._unpacker = None

@@ -69,9 +69,9 @@ def process_list(pids: Sequence[int], ps_args: str) -> ProcessList:
     titles = lines[0].split() if lines else []
     if "PID" not in titles:
         raise InvalidParameter(f"invalid ps_args {ps_args!r}: the output of ps has no column PID")
-    at, wanted = titles.index("PID"), {str(pid) for pid in pids}
+    at, selected = titles.index("PID"), {str(pid) for pid in pids}
     rows = (line.split(None, len(titles) - 1) for line in lines[1:])  # the last column has the rest
-    return ProcessList(titles, [row for row in rows if len(row) > at and row[at] in wanted])
+    return ProcessList(titles, [row for row in rows if len(row) > at and row[at] in selected])
 
 
 def _run(words: list[str]) -> subprocess.CompletedProcess[str]:

@@ -149,14 +149,14 @@ class BridgeDriver:
 
     def _restore_default(self, network: Network) -> None:
         default, existed = self._default, self._keep_default(network)
-        given, mtu = default.own.get(4), default.options.mtu or DEFAULT_MTU
+        configured, mtu = default.own.get(4), default.options.mtu or DEFAULT_MTU
         link, interface = open_default(self._links, network.bridge, default.wanted(4), self._pools, mtu=mtu)
-        if given is not None and given.network != interface.network:
+        if configured is not None and configured.network != interface.network:
             _log.warning(
                 "bridge %s keeps its subnet %s, not %s, as it is in use or the host's",
                 network.bridge,
                 interface.network,
-                given,
+                configured,
             )
         own: dict[int, IPv4Interface | IPv6Interface] = {4: interface}
         lent: tuple[IPv4Interface | IPv6Interface, ...] = ()

@@ -234,17 +234,17 @@ def port_options(request: Request) -> dict[str, object]:
 # --- answers --------------------------------------------------------------------------------------
 
 
-def filled(where: str, given: EndpointSettings, answer: FilledInterface | None) -> EndpointSettings:
+def filled(where: str, settings: EndpointSettings, answer: FilledInterface | None) -> EndpointSettings:
     """The settings with what the plugin has chosen. `where` begins error messages.
 
     Raises ServerError for values that are invalid, and for those that were given already.
     """
     if answer is None:
-        return given
+        return settings
     changes: dict[str, Any] = {}
     if answer.mac_address:
-        if given.mac_address:
-            raise ServerError(f"{where}: driver modified interface MAC address: it is {given.mac_address}")
+        if settings.mac_address:
+            raise ServerError(f"{where}: driver modified interface MAC address: it is {settings.mac_address}")
         try:
             changes["mac_address"] = requested.mac_address(answer.mac_address, where)
         except InvalidParameter as error:
@@ -255,7 +255,7 @@ def filled(where: str, given: EndpointSettings, answer: FilledInterface | None) 
     ):
         if not text:
             continue
-        if present := getattr(given, field):
+        if present := getattr(settings, field):
             raise ServerError(f"{where}: driver modified interface address: it is {present}")
         try:
             if "/" not in text or "%" in text:
@@ -266,7 +266,7 @@ def filled(where: str, given: EndpointSettings, answer: FilledInterface | None) 
         except ValueError as error:
             raise ServerError(f"{where}: the driver's address {text[:100]!r} is invalid: {error}") from error
         changes |= {field: str(interface.ip), prefix: interface.network.prefixlen}
-    return msgspec.structs.replace(given, **changes)
+    return msgspec.structs.replace(settings, **changes)
 
 
 def joined(where: str, answer: EndpointJoined) -> Joined:

@@ -188,14 +188,14 @@ class RemoteEndpoints:
     # --- addresses --------------------------------------------------------------------------------
 
     async def lend(
-        self, container_id: str, network: Network, wanted: EndpointSettings, mac: str, undo: contextlib.AsyncExitStack
+        self, container_id: str, network: Network, settings: EndpointSettings, mac: str, undo: contextlib.AsyncExitStack
     ) -> tuple[Assigned, str]:
         """Addresses of an endpoint that is about to be made, and its MAC if it has to be a certain
         one, by the network's IPAM plugin.
         """
         record = network.record
         endpoints.check_usable(network)
-        static = requested.wanted_addresses(record, wanted)
+        static = requested.wanted_addresses(record, settings)
         await self.replay(network)
         plugin = await self._ipam_of(network)
         if (await self._ipam.terms(plugin)).needs_mac and not mac:
@@ -257,27 +257,29 @@ class RemoteEndpoints:
     # --- endpoints --------------------------------------------------------------------------------
 
     async def attach(
-        self, container_id: str, network: Network, namespace: int, given: EndpointSettings, request: Request
+        self, container_id: str, network: Network, namespace: int, settings: EndpointSettings, request: Request
     ) -> EndpointSettings:
         """Make an endpoint in the namespace; returns its settings. A failure leaves nothing."""
         record, key = network.record, self._key(container_id)
         plugin = await self._driver.of(record.name, record.driver)
-        given = msgspec.structs.replace(given, endpoint_id=secrets.token_hex(32))
+        settings = msgspec.structs.replace(settings, endpoint_id=secrets.token_hex(32))
         where = f"network {record.name}, container {container_id}"
-        tell = partial(self._tell, plugin, record.name, record.id, given.endpoint_id)
+        tell = partial(self._tell, plugin, record.name, record.id, settings.endpoint_id)
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self._detached, container_id, record.id)
-            row = await self._keep(self._row(container_id, network), driver=record.driver, endpoint=given.endpoint_id)
+            row = await self._keep(
+                self._row(container_id, network), driver=record.driver, endpoint=settings.endpoint_id
+            )
             async with _undone(undo, partial(tell, "DeleteEndpoint")):
-                answer = await self._driver.create_endpoint(plugin, record, given, request)
-            given = remote.filled(where, given, answer)
+                answer = await self._driver.create_endpoint(plugin, record, settings, request)
+            settings = remote.filled(where, settings, answer)
             try:
                 present = await self._in_thread(remote_links.show, namespace, key)
                 async with _undone(undo, partial(tell, "Leave")):
-                    join = await self._driver.join(plugin, record, given.endpoint_id, str(key), request)
+                    join = await self._driver.join(plugin, record, settings.endpoint_id, str(key), request)
                 joined = remote.joined(where, join)
                 if joined.source:
-                    interface = endpoints.interface(network, given)
+                    interface = endpoints.interface(network, settings)
                     name = remote_links.inner_name(interface.name, joined, present)
                     await self._keep(row, source=joined.source, inside=name)
                     interface = interface._replace(name=name)
@@ -288,7 +290,7 @@ class RemoteEndpoints:
                 raise ServerError(f"{where}: {error.strerror or error}") from error
             undo.pop_all()
         gateways = [str(each or "") for each in joined.gateways]
-        return msgspec.structs.replace(given, gateway=gateways[0], ipv6_gateway=gateways[1])
+        return msgspec.structs.replace(settings, gateway=gateways[0], ipv6_gateway=gateways[1])
 
     async def detach(self, container_id: str, network_id: str) -> None:
         """Remove an endpoint; one that is gone is fine.

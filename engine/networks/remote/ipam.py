@@ -122,10 +122,10 @@ class RemoteIpam:
         identifier = answer.pool_id or ""
         undo.push_async_callback(self._release_pool, plugin, record.name, identifier)
         try:
-            found = network_rules.checked_pool(
+            pool = network_rules.checked_pool(
                 record.name, msgspec.structs.replace(asked, subnet=answer.pool or "", gateway="")
             )
-            if not found.subnet or ip_network(found.subnet).version != version:
+            if not pool.subnet or ip_network(pool.subnet).version != version:
                 raise InvalidParameter(f"network {record.name}: it is not one of IPv{version}")
         except InvalidParameter as error:
             raise ServerError(
@@ -140,7 +140,7 @@ class RemoteIpam:
             await self._request(plugin, identifier, text, {})
             undo.push_async_callback(self.release, plugin, record.name, identifier, text)
         try:
-            return network_rules.checked_pool(record.name, msgspec.structs.replace(found, gateway=gateway)), identifier
+            return network_rules.checked_pool(record.name, msgspec.structs.replace(pool, gateway=gateway)), identifier
         except InvalidParameter as error:
             raise ServerError(
                 f"IPAM plugin {plugin.name} returned an invalid gateway {gateway[:100]!r}: {error.message}"
