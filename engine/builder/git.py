@@ -114,23 +114,23 @@ def _source(text: str) -> Source:
     if web:
         fragment = urllib.parse.unquote(fragment, errors="surrogateescape")
     ref, _, subdirectory = fragment.partition(":")
-    found = Source(address, ref, subdirectory)
+    source = Source(address, ref, subdirectory)
     if web:
         address, mark, query = address.partition("?")
         if mark and text.startswith(_WEB):
-            found = _with_options(found._replace(url=address), query)
+            source = _with_options(source._replace(url=address), query)
         try:
-            parts = urllib.parse.urlsplit(found.url)
+            parts = urllib.parse.urlsplit(source.url)
             valid = bool(parts.hostname) and parts.port != 0
         except ValueError:  # the port, or the brackets of an IPv6 address
             valid = False
         if not valid:
             raise InvalidParameter(f"invalid address of a Git repository: {without_password(text)}"[:300])
-    if found.ref.startswith("-"):
-        raise InvalidParameter(f"invalid refspec: {found.ref}"[:300])
-    if "\0" in found.ref + found.subdirectory or _CONTROL.search(found.ref):
-        raise InvalidParameter(f"invalid refspec: {found.ref!r}"[:300])
-    return found
+    if source.ref.startswith("-"):
+        raise InvalidParameter(f"invalid refspec: {source.ref}"[:300])
+    if "\0" in source.ref + source.subdirectory or _CONTROL.search(source.ref):
+        raise InvalidParameter(f"invalid refspec: {source.ref!r}"[:300])
+    return source
 
 
 def _with_options(source: Source, query: str) -> Source:
@@ -216,16 +216,16 @@ async def checkout(
         work = _Work(source, place, stop, agent, limits)
         fetching = in_own_thread(work.run)
         try:
-            found = await shield(fetching)
+            fetched = await shield(fetching)
         except asyncio.CancelledError:
             stop.set()
             with contextlib.suppress(EngineError):
                 await uninterrupted(_discarded(fetching))
             raise
         try:
-            yield found
+            yield fetched
         finally:
-            os.close(found.root)
+            os.close(fetched.root)
     finally:
         stop.close()
         await uninterrupted(asyncio.to_thread(files.remove_tree, place))

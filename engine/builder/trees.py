@@ -156,9 +156,9 @@ class _Found(Protocol):
 
 def followed(tree: _Found, path: str) -> Entry | None:
     """`Tree.resolve` by `Tree.find`: follow links as if the tree's root were `/`."""
-    found = tree.find(path) if clean(path) == path else None
-    if found is not None and found.kind != LINK:
-        return found
+    entry = tree.find(path) if clean(path) == path else None
+    if entry is not None and entry.kind != LINK:
+        return entry
     waiting = path.split("/")[::-1]
     done: list[str] = []
     links = steps = 0
@@ -173,20 +173,20 @@ def followed(tree: _Found, path: str) -> Entry | None:
             del done[-1:]
             continue
         at = "/".join((*done, name))
-        found = tree.find(at)
-        if found is None:
+        entry = tree.find(at)
+        if entry is None:
             return None
-        if found.kind != LINK:
-            if found.kind != DIRECTORY and any(name not in ("", ".") for name in waiting):
+        if entry.kind != LINK:
+            if entry.kind != DIRECTORY and any(name not in ("", ".") for name in waiting):
                 return None
             done.append(name)
             continue
         links += 1
         if links > _LINKS:
             raise InvalidParameter(f"{path}: too many levels of symbolic links")
-        if found.target.startswith("/"):
+        if entry.target.startswith("/"):
             done = []
-        waiting += found.target.split("/")[::-1]
+        waiting += entry.target.split("/")[::-1]
     return tree.find("/".join(done))
 
 

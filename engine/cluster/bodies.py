@@ -174,8 +174,8 @@ def _networks(task: Assigned, spec: ServiceSpec, name_of: Callable[[str], str]) 
     """The endpoints of the service's networks, and NetworkMode. Without networks it is the default
     bridge. A task that serves published ports is on the network ingress besides.
     """
-    wanted = wanted_networks(spec)
-    names = [name_of(each.target) for each in wanted] or ["bridge"]
+    attachments = wanted_networks(spec)
+    names = [name_of(each.target) for each in attachments] or ["bridge"]
     if names[0] in ("host", "none"):
         return NetworkingConfig(), names[0]
     endpoints: dict[str, EndpointSettings | None] = {
@@ -187,16 +187,16 @@ def _networks(task: Assigned, spec: ServiceSpec, name_of: Callable[[str], str]) 
             # the node may have a network of its own with the same name
             network_id=each.target if each.target in task.addresses else "",
         )
-        for name, each in zip(names, wanted, strict=False)
+        for name, each in zip(names, attachments, strict=False)
     }
-    targets = {each.target for each in wanted}
+    targets = {each.target for each in attachments}
     more = [network for network in task.addresses if network not in targets]
     if more or endpoints:
         endpoints = endpoints or {names[0]: EndpointSettings()}
         # The only other one is ingress.
         opts = {DATAGRAMS_OPTION: "1"} if _serves_datagrams(spec) else None
         endpoints |= {name_of(network): EndpointSettings(driver_opts=opts, network_id=network) for network in more}
-    return NetworkingConfig(endpoints_config=endpoints), names[0] if wanted else ""
+    return NetworkingConfig(endpoints_config=endpoints), names[0] if attachments else ""
 
 
 def _serves_datagrams(spec: ServiceSpec) -> bool:

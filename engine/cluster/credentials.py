@@ -158,7 +158,7 @@ async def renew(
             return await own.ask(Renew(csr=csr, advertise=advertise), timeout=ANSWER_LIMIT), key
         except (EngineError, OSError, TimeoutError) as error:
             troubles.append(f"the own manager: {_words(error)}")
-    expired = (found := directory.certificate()) is None or found.ends <= time.time()
+    expired = (certificate := directory.certificate()) is None or certificate.ends <= time.time()
     renewal = await _renewal(directory, csr, expired, advertise)
     for address in managers:
         try:

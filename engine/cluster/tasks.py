@@ -156,11 +156,11 @@ class TaskSet:
                 rows.append(self._spec_table.put(key, record))
         changed = []
         for task in put.values():
-            found = self._all.get(task.id)
-            if message.whole or found is None or found.assigned != task:
+            known = self._all.get(task.id)
+            if message.whole or known is None or known.assigned != task:
                 changed.append(task.id)
-            if found is None or found.assigned != task:
-                rows.append(self._put(found or TaskRecord(assigned=task, log_driver=log_driver), assigned=task))
+            if known is None or known.assigned != task:
+                rows.append(self._put(known or TaskRecord(assigned=task, log_driver=log_driver), assigned=task))
         if message.whole and self._behind:
             rows = [
                 *(self._spec_table.put(key, record) for key, record in self._specs.items()),

@@ -399,13 +399,13 @@ def stat_apart(view: str, asked: Asked, mounted: Iterable[str], name: str) -> Pa
             os.close(files.open_without_links(root, each.rstrip("/"), os.O_PATH))
         try:
             kind = os.O_DIRECTORY if asked.directory else 0
-            found = files.open_without_links(root, asked.path, os.O_PATH | os.O_NOFOLLOW | kind)
+            descriptor = files.open_without_links(root, asked.path, os.O_PATH | os.O_NOFOLLOW | kind)
         except FileNotFoundError as error:
             raise _missing(error, asked.given, name) from error
         try:
-            status = os.fstat(found)
+            status = os.fstat(descriptor)
         finally:
-            os.close(found)
+            os.close(descriptor)
     except OSError:
         return None
     finally:

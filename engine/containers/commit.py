@@ -56,10 +56,10 @@ async def commit(container: Container, images: ImageStore, options: CommitOption
     read.
     """
     record = container.record
-    given = options.config
-    if not given.env:  # so that ENV replaces a variable in its place
-        given = msgspec.structs.replace(given, env=record.config.env)
-    changed = changes.apply(given, options.changes, record.config.env or ())
+    asked = options.config
+    if not asked.env:  # so that ENV replaces a variable in its place
+        asked = msgspec.structs.replace(asked, env=record.config.env)
+    changed = changes.apply(asked, options.changes, record.config.env or ())
     config = msgspec.structs.replace(body.merged(changed, record.config), on_build=changed.on_build)
     snapshots = images.snapshots
     async with contextlib.AsyncExitStack() as stack:

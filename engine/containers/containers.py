@@ -192,13 +192,13 @@ class Containers:
         container = self.find(container_id)
         return container is not None and container.running
 
-    async def create(self, wanted: CreateBody, name: str, platform: str = "") -> Created:
+    async def create(self, body: CreateBody, name: str, platform: str = "") -> Created:
         """A new container.
 
         Raises InvalidParameter, NotFound (image), Conflict (name); a failure leaves nothing behind.
         """
         began = time.monotonic()
-        _, created = await self._create(wanted, name, platform, None)
+        _, created = await self._create(body, name, platform, None)
         metrics.CONTAINER_ACTIONS.since("create", began)
         return created
 
@@ -243,7 +243,7 @@ class Containers:
 
     async def _create(
         self,
-        wanted: CreateBody,
+        body: CreateBody,
         name: str,
         platform: str,
         image: ImageRecord | None,
@@ -254,7 +254,7 @@ class Containers:
         """A new container, transient with `image`. `marked`: as in `create.commit`."""
         chosen = checked_name(name) if name else ""
         drafted = create.draft(
-            *(wanted, chosen or self._names.random(), platform, self.parts, self.get, self.support, image),
+            *(body, chosen or self._names.random(), platform, self.parts, self.get, self.support, image),
             defaults=defaults,
         )
         record = drafted.record

@@ -49,7 +49,7 @@ class Draft(NamedTuple):
 
 
 def draft(
-    wanted: CreateBody,
+    asked: CreateBody,
     name: str,
     platform: str,
     parts: Parts,
@@ -64,10 +64,10 @@ def draft(
     the image's is merged into it, and no volumes are made for its Volumes. `defaults`: instead of
     those of the operator.
     """
-    config, host = body.checked(wanted)
+    config, host = body.checked(asked)
     runtime = parts.runtimes.named(host.runtime or "")
     host, warnings = limits.adapted(_placed(host, support, parts, defaults), support)
-    warnings = [*wanted.from_older.warnings, *warnings, *body.warnings(wanted.host_config)]
+    warnings = [*asked.from_older.warnings, *warnings, *body.warnings(asked.host_config)]
     host = msgspec.structs.replace(host, log_config=log_plan.resolved(host.log_config, parts.config))
     complete = image is not None
     if image is None:
@@ -100,7 +100,7 @@ def draft(
         config = msgspec.structs.replace(config, hostname=_default_hostname(host, container_id))
     if host.network_mode == "host" and host.port_bindings:
         warnings.append("Published ports are discarded when using host network mode")
-    if not wanted.from_older.volume_driver_unnoticed and mount_points.ignores_volume_driver(host):
+    if not asked.from_older.volume_driver_unnoticed and mount_points.ignores_volume_driver(host):
         warnings.append(
             "WARNING: the container-wide volume-driver configuration is ignored for volumes specified via 'mount'. "
             "Use '--mount type=volume,volume-driver=...' instead"
@@ -108,8 +108,8 @@ def draft(
     networks = endpoints.Wanted({}, {})
     if not shares_network:
         networks = endpoints.wanted(
-            *(parts.networks, host.network_mode, wanted.networking_config),
-            unchecked=wanted.from_older.endpoints_unchecked,
+            *(parts.networks, host.network_mode, asked.networking_config),
+            unchecked=asked.from_older.endpoints_unchecked,
         )
     record = ContainerRecord(
         id=container_id,
@@ -127,7 +127,7 @@ def draft(
         links=_links(parts, find, host),
     )
     mounted = msgspec.structs.replace(config, volumes=None) if complete else config
-    recursive = not wanted.from_older.flat_read_only
+    recursive = not asked.from_older.flat_read_only
     mounts = mount_points.mount_points(
         mounted, host, _volumes_from(find, host, recursive), image=parts.images.get, recursive=recursive
     )
@@ -165,7 +165,7 @@ def _default_hostname(host: HostConfig, container_id: str) -> str:
 
 async def with_host(
     record: ContainerRecord,
-    given: HostConfig,
+    asked: HostConfig,
     parts: Parts,
     find: Find,
     support: Support,
@@ -178,7 +178,7 @@ async def with_host(
     The container's volumes keep their destinations unless the new HostConfig mounts something else
     there. Raises InvalidParameter; nothing has changed then.
     """
-    host = body.checked_host(msgspec.structs.replace(given, ipc_mode=given.ipc_mode or body.SHAREABLE))
+    host = body.checked_host(msgspec.structs.replace(asked, ipc_mode=asked.ipc_mode or body.SHAREABLE))
     config = record.config
     if config.hostname == _default_hostname(record.host, record.id):
         config = msgspec.structs.replace(config, hostname="")
@@ -314,15 +314,15 @@ async def _make_working_directory(record: ContainerRecord, parts: Parts) -> None
         root = files.open_directory(view)
         try:
             try:
-                found, present = files.open_in_root(root, path.strip("/"), os.O_PATH), True
+                directory, present = files.open_in_root(root, path.strip("/"), os.O_PATH), True
             except FileNotFoundError:
                 with bundle.making_files(ids):
-                    found, present = files.open_mount_point(root, path, directory=True), False
+                    directory, present = files.open_mount_point(root, path, directory=True), False
             try:
-                if not stat.S_ISDIR(os.fstat(found).st_mode):
+                if not stat.S_ISDIR(os.fstat(directory).st_mode):
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
             finally:
-                os.close(found)
+                os.close(directory)
         finally:
             os.close(root)
         return present

@@ -506,11 +506,11 @@ class Statistics:
                     pass
                 now = loop.time()
                 following = grid + math.ceil((now + self._prime - grid) / self._interval) * self._interval
-                wanted = [watched for watched in self._watched.values() if watched.due <= now + _TOGETHER]
-                for watched in wanted:
+                together = [watched for watched in self._watched.values() if watched.due <= now + _TOGETHER]
+                for watched in together:
                     watched.due = following
                 try:
-                    await self._take(wanted)
+                    await self._take(together)
                 # /proc/stat itself failed, or memory or a thread: the next interval tries again
                 except (OSError, ServerError, MemoryError) as error:
                     _log.error("statistics: %s", words(error))

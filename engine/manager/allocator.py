@@ -172,24 +172,24 @@ class Allocator:
         spec = entry.record.spec
         status = ServiceStatus() if status_entry is None else status_entry.record
         has = {each.network_id: each for each in status.endpoint.virtual_ips} if status.endpoint is not None else {}
-        wanted: dict[str, None] = {}
+        networks: dict[str, None] = {}
         if not _is_dnsrr(spec):
-            wanted |= dict.fromkeys(self._addresses.networks_of(spec))
-            wanted |= {network: None for network in has if (key, network) in self._on}
-        found: list[VirtualIP] = []
-        for network in wanted:
+            networks |= dict.fromkeys(self._addresses.networks_of(spec))
+            networks |= {network: None for network in has if (key, network) in self._on}
+        virtual_ips: list[VirtualIP] = []
+        for network in networks:
             virtual = has.get(network)
             if virtual is None:
-                given = self._addresses.add(key, network)
-                if given is None:
+                address = self._addresses.add(key, network)
+                if address is None:
                     _log.warning("service %s: %s", spec.name, self._addresses.reason(network))
                     self._exhausted.setdefault(network, set()).add(key)
                     continue
-                virtual = VirtualIP(network_id=network, addr=self._addresses.cidr(given))
-            found.append(virtual)
-        if found == list(has.values()):
+                virtual = VirtualIP(network_id=network, addr=self._addresses.cidr(address))
+            virtual_ips.append(virtual)
+        if virtual_ips == list(has.values()):
             return None
-        changed = replace(status, endpoint=replace(status.endpoint or Endpoint(), virtual_ips=found))
+        changed = replace(status, endpoint=replace(status.endpoint or Endpoint(), virtual_ips=virtual_ips))
         compares = [
             Compare(SERVICES, key, entry.revision),
             Compare(SERVICE_STATUS, key, 0 if status_entry is None else status_entry.revision),

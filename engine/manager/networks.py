@@ -175,15 +175,15 @@ def _checked(body: NetworkCreate, now: int) -> NetworkRecord:
     _check_kind(body, where)
     options = network_rules.own_options(body.options)
     network_rules.mtu(options, where)
-    for field, given in (("EnableIPv6", body.enable_ipv6), ("EnableIPv4", body.enable_ipv4)):
+    for field, flag in (("EnableIPv6", body.enable_ipv6), ("EnableIPv4", body.enable_ipv4)):
         option = f"enable_ip{field[-2:].lower()}"
-        wanted = field == "EnableIPv4"
+        required = field == "EnableIPv4"
         value = (
-            given
-            if isinstance(given, bool)
-            else network_rules.boolean(options.get(option), wanted, f"{where}: {option}")
+            flag
+            if isinstance(flag, bool)
+            else network_rules.boolean(options.get(option), required, f"{where}: {option}")
         )
-        if value != wanted:
+        if value != required:
             raise InvalidParameter(
                 f"{where}: {field}: {str(value).lower()}: networks of the driver overlay have IPv4 alone"
             )
@@ -279,12 +279,12 @@ def _subnets(store: Store, record: NetworkRecord) -> tuple[Subnet, ...]:
     taken += [network_rules.span(subnet) for subnet in (*_of_nodes(store), *given)]
     if not given:
         return (_free(record.name, cluster, taken),)
-    found = []
+    subnets = []
     for subnet, asked in zip(record.subnets, given, strict=True):
         chosen = _free(record.name, cluster, taken, asked.prefixlen) if network_rules.is_size(asked) else subnet
         taken.append(network_rules.span(IPv4Network(chosen.subnet)))
-        found.append(chosen)
-    return tuple(found)
+        subnets.append(chosen)
+    return tuple(subnets)
 
 
 def _free(name: str, cluster: Cluster, taken: list[tuple[int, int]], prefix: int = 0) -> Subnet:

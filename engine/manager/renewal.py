@@ -156,15 +156,15 @@ def rescue(credentials: Credentials, clock: Clock, *, node: str, address: str) -
 
     Blocks. Raises ServerError when there is no copy, or an external CA must sign.
     """
-    found = certificates(credentials.certificate())
-    if clock.now() < nanoseconds(found[0].not_valid_after_utc):
+    chain = certificates(credentials.certificate())
+    if clock.now() < nanoseconds(chain[0].not_valid_after_utc):
         return
-    text = f"the certificate of node {node} expired at {found[0].not_valid_after_utc:%Y-%m-%d %H:%M:%S} UTC"
+    text = f"the certificate of node {node} expired at {chain[0].not_valid_after_utc:%Y-%m-%d %H:%M:%S} UTC"
     try:
-        kept = msgspec.msgpack.decode((credentials.directory / KEPT).read_bytes(), type=_Kept)
+        copy = msgspec.msgpack.decode((credentials.directory / KEPT).read_bytes(), type=_Kept)
     except (OSError, msgspec.DecodeError) as error:
         raise ServerError(f"{text}, and this manager has no copy of the CA's key: {words(error)}") from error
-    cluster, ca_key = kept.cluster, kept.ca_key
+    cluster, ca_key = copy.cluster, copy.ca_key
     root = Root(cluster.rotation, ca_key.next) if cluster.rotation else Root(cluster.root, ca_key.key)
     if not root.can_sign:
         raise ServerError(f"{text}, and only the external CA can renew it")

@@ -197,18 +197,18 @@ class Scheduler:
         for begin in range(0, len(keys), SLICE):
             some = keys[begin : begin + SLICE]
             exhausted = self._addresses.exhausted(networks)
-            found = () if exhausted else self.placement.place(service, demand, some, self._clock.monotonic())
+            places = () if exhausted else self.placement.place(service, demand, some, self._clock.monotonic())
             done = 0
-            for key, there in zip(some, found, strict=False):
-                given = self._addresses.give(key, networks) if networks else ()
-                if given is None:
+            for key, place in zip(some, places, strict=False):
+                addresses = self._addresses.give(key, networks) if networks else ()
+                if addresses is None:
                     exhausted = self._addresses.exhausted(networks)
                     break
                 self._waiting.pop(key, None)
-                placed[key] = _assigned(drafts[key], there, given, now)
+                placed[key] = _assigned(drafts[key], place, addresses, now)
                 done += 1
             if done < len(some):
-                for key in some[done : len(found)]:
+                for key in some[done : len(places)]:
                     self.placement.untrack(key)
                 reason = self._exhaust(exhausted) if exhausted else self.placement.explain(service, demand)
                 placed |= {key: self._waits(drafts[key], reason) for key in keys[begin + done :]}
@@ -315,8 +315,8 @@ class Scheduler:
         """What no node has room for in this step."""
         ends = self._clock.monotonic() + STEP
         changed: list[tuple[Entry[Task], Task]] = []
-        for (service, version), found in groups.items():
-            entries = list(found.items())
+        for (service, version), group in groups.items():
+            entries = list(group.items())
             for begin in range(0, len(entries), BATCH):
                 if self._clock.monotonic() > ends:
                     break  # the rest stays fresh, and other loops have their turn
@@ -346,17 +346,17 @@ class Scheduler:
         self.forget([old.key for old, _ in changed])
 
     async def _place_group(
-        self, service: str, version: int, found: dict[str, Entry[Task]], full: set[tuple[Filters, Need]]
+        self, service: str, version: int, entries: dict[str, Entry[Task]], full: set[tuple[Filters, Need]]
     ) -> list[tuple[Entry[Task], Task]]:
         """Place waiting tasks of one spec. Returns those that have changed."""
-        for key in found:
+        for key in entries:
             self._fresh.pop(key, None)
             self._waiting[key] = None
         spec = rules.spec_of(self._store, service, version)
         if spec is None:
             return []
         demand = self.demand_for(service, version, spec)
-        tasks = {key: entry.record for key, entry in found.items()}
+        tasks = {key: entry.record for key, entry in entries.items()}
         hopeless = (demand.filters, demand.need)
         if hopeless in full and demand.need != NOTHING and not rules.is_global(spec):
             reason = self.placement.explain(service, demand)
@@ -369,7 +369,7 @@ class Scheduler:
             if not task.assigned and by_node:
                 full.add(hopeless)
             if task is not tasks[key]:
-                changed.append((found[key], task))
+                changed.append((entries[key], task))
         return changed
 
     def _waits(self, task: Task, reason: str) -> Task:

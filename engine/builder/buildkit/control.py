@@ -483,12 +483,12 @@ class Control:
                 result = await self._wanted(job)
                 if result is not None and result.wanted.options.host.network_mode == "host":
                     _check_entitlements(("network.host",), self._parts.builder.entitlements)
-                found = await self._build(result) if result is not None else {}
-                outcome.response = found
+                response = await self._build(result) if result is not None else {}
+                outcome.response = response
                 if result is not None:
                     outcome.bases = result.bases
                     outcome.result = functools.partial(self._configuration, result.image_id)
-            return protobuf.encode(SolveResponse(exporter_response=found))
+            return protobuf.encode(SolveResponse(exporter_response=response))
         finally:
             del self._jobs[request.ref]
             await self._end(job)

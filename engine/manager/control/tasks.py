@@ -89,16 +89,16 @@ async def inspect(context: Context, call: Call) -> bytes:
 
 async def list_all(context: Context, call: Call) -> bytes:
     store = context.store
-    found = filters.given(
+    asked = filters.given(
         call.query, ("id", "name", "service", "node", "label", "desired-state", "runtime", "_up-to-date")
     )
-    states = filters.chosen(found, "desired-state", TASK_STATES)
-    runtimes = filters.chosen(found, "runtime", _RUNTIMES)
-    services = {find_service(store, text).key for text in found.get("service", ())}
-    nodes = {find_node(store, text).key for text in found.get("node", ())}
-    id_starts, name_starts = filters.starts(found, "id"), filters.starts(found, "name")
-    has_labels = filters.have_labels(found)
-    by_service = "name" in found or "label" in found or "_up-to-date" in found
+    states = filters.chosen(asked, "desired-state", TASK_STATES)
+    runtimes = filters.chosen(asked, "runtime", _RUNTIMES)
+    services = {find_service(store, text).key for text in asked.get("service", ())}
+    nodes = {find_node(store, text).key for text in asked.get("node", ())}
+    id_starts, name_starts = filters.starts(asked, "id"), filters.starts(asked, "name")
+    has_labels = filters.have_labels(asked)
+    by_service = "name" in asked or "label" in asked or "_up-to-date" in asked
 
     def document(key: str) -> wire.Task | None:
         entry = store.get(TASKS, key)
@@ -118,7 +118,7 @@ async def list_all(context: Context, call: Call) -> bytes:
             spec = service.spec if service is not None else _spec(store, task)
             if spec is None or not name_starts(task_name(store, key, task)) or not has_labels(spec.labels):
                 return None
-            if "_up-to-date" in found and not _is_up_to_date(store, task):
+            if "_up-to-date" in asked and not _is_up_to_date(store, task):
                 return None
         return view(store, entry)
 

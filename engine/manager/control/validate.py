@@ -156,7 +156,7 @@ def service_spec(spec: ServiceSpec) -> ServiceSpec:
 
 
 def _mode(mode: ServiceMode) -> ServiceMode:
-    given = [
+    modes = [
         name
         for name, value in (
             ("Replicated", mode.replicated),
@@ -166,8 +166,8 @@ def _mode(mode: ServiceMode) -> ServiceMode:
         )
         if value is not None
     ]
-    if len(given) > 1:
-        raise refuse("Mode", " and ".join(given), "must specify only one service mode")
+    if len(modes) > 1:
+        raise refuse("Mode", " and ".join(modes), "must specify only one service mode")
     if mode.global_ is not None or mode.global_job is not None:
         return mode
     if mode.replicated_job is not None:
