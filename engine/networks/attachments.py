@@ -151,12 +151,12 @@ class Attachments:
         user: int = -1,
         sysctls: Mapping[str, str] = _NO_SYSCTLS,
     ) -> Joined:
-        """Namespace and endpoints for a container that starts, in a new sandbox.
+        """Namespace and endpoints for a container that starts.
 
-        The endpoint on the network `primary` comes first. `macs` are requested addresses, by
-        network name. `user`: a descriptor of the user namespace that must own the namespace; -1:
-        one of its own, or none. `sysctls`: of the namespace, by path below /proc/sys/net; not for
-        one that the runtime makes.
+        `sandbox` is a new one, which this object owns from now on. The endpoint on the network
+        `primary` comes first. `macs` are requested addresses, by network name. `user`: a descriptor
+        of the user namespace that must own the namespace; -1: one of its own, or none. `sysctls`:
+        of the namespace, by path below /proc/sys/net; not for one that the runtime makes.
 
         Published ports open in the background while the rest of the start is prepared. Await
         `opened` before the container runs.
