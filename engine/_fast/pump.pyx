@@ -215,7 +215,7 @@ cdef class Loop:
         cdef Client client = self.held.pop(number, None)
         if client is None:
             return False
-        client.held = False
+        client.taking = READY
         client.progress = monotonic()
         if client.eof and client.ends_with_input():
             client.leave(False, True)
@@ -584,6 +584,15 @@ cdef class Input(Source):
         return 0
 
 
+cdef enum Taking:
+    # How a client takes output.
+    READY                       # at once, after its backlog
+    HELD                        # not before `Loop.release`
+    UNREAD                      # not before it has read the head, which is still in its socket
+    BEHIND                      # its socket is too full to splice a frame into it: streams stall
+    LOST                        # no more
+
+
 cdef class Client(Source):
     """An attached client's socket. It outlives its process until it has received all output."""
 
@@ -592,16 +601,13 @@ cdef class Client(Source):
     cdef int streams            # bit 1 << stream for each one requested
     cdef bint stdin
     cdef bint raw
-    cdef bint held
-    cdef bint unread            # the head is still in the socket: output is kept
-    cdef bint peeking           # a timer looks whether it still is
+    cdef Taking taking
+    cdef bint peeking           # a timer looks whether it is still UNREAD
     cdef int peeks              # how often that was looked
     cdef bint eof               # it has shut down its sending side
-    cdef bint lost              # it accepts no more output
     cdef bint ending            # no more output follows: close after the backlog is sent
     cdef bint lingering         # the monitor has shut down its side, the peer has not yet
     cdef bint plain             # a Unix socket: close(2) loses no sent data
-    cdef bint behind            # its socket is too full to splice a frame into it
     cdef int room               # bytes that the kernel allows in its socket (SO_SNDBUF)
     cdef DetachKeys keys
     cdef bytes early
@@ -626,7 +632,7 @@ cdef class Client(Source):
     cdef int deliver(self, const char *data, size_t size) except -1:
         cdef ssize_t sent = 0
         if self.kept.used == 0:
-            if not self.held and not self.awaits_reading():
+            if self.taking != HELD and not self.awaits_reading():
                 sent = self.give(data, size)
                 if sent < 0:
                     self.lose()
@@ -635,9 +641,9 @@ cdef class Client(Source):
                     return 0
             self.progress = self.loop.now
         self.loop.keep(&self.kept, data + sent, size - sent)
-        if self.unread:
+        if self.taking == UNREAD:
             self.peek_later()
-        elif not self.held:
+        elif self.taking != HELD:
             self.loop.blocked.add(self)
             self.go_on()
         return 0
@@ -645,9 +651,9 @@ cdef class Client(Source):
     cdef bint awaits_reading(self) noexcept:
         """True until the peer has read the head of the answer."""
         cdef int waiting = 0
-        if self.unread and (self.peeks == PEEKS or ioctl(self.fd, SIOCOUTQ, &waiting) < 0 or waiting == 0):
-            self.unread = False
-        return self.unread
+        if self.taking == UNREAD and (self.peeks == PEEKS or ioctl(self.fd, SIOCOUTQ, &waiting) < 0 or waiting == 0):
+            self.taking = READY
+        return self.taking == UNREAD
 
     cdef int peek_later(self) except -1:
         if not self.peeking:
@@ -671,28 +677,27 @@ cdef class Client(Source):
         cdef uint32_t events = 0
         if self.closed or self.lingering:
             return 0
-        if (self.kept.used or self.behind) and not self.held and not self.unread:
+        if self.ending and self.kept.used == 0 and self.taking != HELD:
+            self.conclude()
+            return 0
+        if self.taking == BEHIND or (self.taking == READY and self.kept.used):
             self.loop.blocked.add(self)
             events |= EPOLLOUT
-        if self.ending:
-            if self.kept.used == 0 and not self.held:
-                self.conclude()
-                return 0
-        elif not self.eof and (not self.stdin or self.stdio.hears()):
+        if not self.ending and not self.eof and (not self.stdin or self.stdio.hears()):
             events |= EPOLLIN
-        self.want(events if events or not self.lost else EPOLLONESHOT)
+        self.want(events if events or self.taking != LOST else EPOLLONESHOT)
         return 0
 
     cdef int ready(self, uint32_t events) except -1:
         if self.lingering:
             self.await_close()
             return 0
-        if events & (EPOLLERR | EPOLLHUP) and not self.lost:
+        if events & (EPOLLERR | EPOLLHUP) and self.taking != LOST:
             self.lose()
-        if events & EPOLLOUT and not self.closed and not self.held and not self.unread:
-            if self.behind:
+        if events & EPOLLOUT and not self.closed:
+            if self.taking == BEHIND:
                 self.caught_up()
-            if self.kept.used:
+            if self.taking == READY and self.kept.used:
                 self.flush()
         if events & EPOLLIN and not self.closed and self.events & EPOLLIN:
             self.hear()
@@ -701,15 +706,15 @@ cdef class Client(Source):
     cdef int await_room(self) except -1:
         """Stall the streams until the socket has room again (a Unix socket: when three quarters of
         it are free, unix(7))."""
-        if not self.behind:
-            self.behind = True
+        if self.taking != BEHIND:
+            self.taking = BEHIND
             self.progress = self.loop.now
             self.go_on()
             self.stdio.go_on()
         return 0
 
     cdef int caught_up(self) except -1:
-        self.behind = False
+        self.taking = READY
         if self.kept.used == 0:
             self.loop.blocked.discard(self)
         self.go_on()
@@ -755,14 +760,14 @@ cdef class Client(Source):
                 held = self.keys.held()
                 self.stdio.input.put(PyBytes_AS_STRING(held), PyBytes_GET_SIZE(held))
             if self.ends_with_input():
-                if self.held:
+                if self.taking == HELD:
                     self.go_on()        # `Loop.release` ends it
                 else:
                     self.leave(False, True)
                 return 0
             if self.stdin:
                 self.stdio.client_input_ended()
-            if self.lost:
+            if self.taking == LOST:
                 self.leave(False)
             else:
                 self.go_on()
@@ -807,12 +812,12 @@ cdef class Client(Source):
         """Mark that the client accepts no more output. It is kept until the input that it sent
         before has been read.
         """
-        self.lost = True
-        self.behind = False
+        cdef bint held = self.taking == HELD
+        self.taking = LOST
         self.streams = 0
         self.loop.drop(&self.kept)
         self.loop.blocked.discard(self)
-        if self.held or self.ending or not self.stdin or self.eof or (self.stdio.running and self.stdio.input is None):
+        if held or self.ending or not self.stdin or self.eof or (self.stdio.running and self.stdio.input is None):
             self.leave(False)
         else:
             self.go_on()
@@ -825,14 +830,14 @@ cdef class Client(Source):
         cdef bint ending = self.ending
         if self.closed:
             return 0
-        self.behind = False
         self.streams = 0
         self.ending = True
-        self.held = False
+        if self.taking == HELD:
+            self.taking = READY
         self.loop.held.pop(self.number, None)
         if self in self.stdio.clients:
             self.stdio.clients.remove(self)
-        if (by_keys or flush) and not self.lost:
+        if (by_keys or flush) and self.taking != LOST:
             self.go_on()
         else:
             self.loop.drop(&self.kept)
@@ -861,8 +866,7 @@ cdef class Client(Source):
         """Called when no more output follows."""
         if not self.closed and not self.ending:
             self.ending = True
-            self.behind = False
-            if self.lost:
+            if self.taking == LOST:
                 self.shut()
             else:
                 self.go_on()
@@ -872,6 +876,7 @@ cdef class Client(Source):
         """Called when everything has been sent. Reads and discards unread input, because closing
         with unread input would reset the connection.
         """
+        self.loop.blocked.discard(self)     # BEHIND, without a backlog
         if self.plain:
             shutdown(self.fd, SHUT_RDWR)
             while recv(self.fd, self.loop.buffer, READ, MSG_DONTWAIT) > 0:
@@ -1046,7 +1051,7 @@ cdef class Stdio:
         client.streams = (stdout << 1) | (stderr << 2)
         client.raw = raw
         client.early = early
-        client.held = hold
+        client.taking = HELD if hold else READY
         client.progress = monotonic()
         client.fd = fd
         self.clients.append(client)
@@ -1059,8 +1064,8 @@ cdef class Stdio:
                     client.lose()
                 elif sent < PyBytes_GET_SIZE(head):
                     self.loop.keep(&client.kept, PyBytes_AS_STRING(head) + sent, PyBytes_GET_SIZE(head) - sent)
-                else:
-                    client.unread = client.plain and not hold
+                elif client.plain and not hold:
+                    client.taking = UNREAD
             if hold and self.log is not None:
                 # The bytes of an unfinished line that were read before this client attached are not
                 # in the log yet.
@@ -1282,7 +1287,7 @@ cdef class Stdio:
         if self.log is not None or self.tty or len(self.clients) != 1:
             return None
         client = <Client>self.clients[0]
-        if not client.plain or client.held or client.kept.used or not client.streams & (1 << stream):
+        if not client.plain or client.taking == HELD or client.kept.used or not client.streams & (1 << stream):
             return None
         if client.awaits_reading():
             return None
@@ -1293,7 +1298,7 @@ cdef class Stdio:
         cdef Client client
         cdef int full = 6 if self.log is not None and self.log.full else 0
         for client in self.clients:
-            if client.kept.used >= BACKLOG or client.behind:
+            if client.kept.used >= BACKLOG or client.taking == BEHIND:
                 full |= client.streams
         if self.out is not None:
             self.out.pause((full & 2) != 0)

@@ -425,6 +425,27 @@ def test_the_end_of_input_ends_the_client(bench: Bench, terminal: bool) -> None:
         del bench.ends["i"]
 
 
+def test_nothing_is_left_of_a_client_that_leaves_while_it_is_behind(bench: Bench) -> None:
+    """Its socket is full of spliced output, and nothing is kept for it."""
+    client, number = bench.attach(stdin=True, raw=True)
+    bench.start(stdin=True, stdin_once=False)
+    bench.serve()
+    os.set_blocking(bench.ends["o"], False)
+    idle = 0
+    while idle < 20:  # until pipe and socket are full
+        try:
+            os.write(bench.ends["o"], BLOCK)
+            idle = 0
+        except BlockingIOError:
+            idle += 1
+            time.sleep(0.01)
+    client.shutdown(socket.SHUT_WR)
+    assert take(client)
+    until(lambda: bench.told == [("detached", number, False)])
+    bench.do(lambda: None)  # the batch of events is over
+    assert not [each for each in gc.get_objects() if f"{type(each)}" == "<class 'engine._fast.pump.Client'>"]
+
+
 def test_a_held_client_whose_input_ends_is_ended_by_its_release(bench: Bench) -> None:
     client, number = bench.attach(stdin=True, hold=True)
     bench.start(stdin=True, stdin_once=False)
