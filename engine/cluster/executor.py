@@ -143,6 +143,8 @@ class Executor:
         self._removals = asyncio.Semaphore(REMOVALS)
         self._synchronized = False
         """A manager has sent the whole set to this daemon."""
+        self._leaving = False
+        """This node leaves its swarm."""
         self._restarting: set[str] = set()
         """Containers that a client restarts, although their tasks have ended."""
         self._empty = asyncio.Event()
@@ -172,10 +174,12 @@ class Executor:
         await self._pulls.close()
 
     async def assign(self, message: Assignments) -> None:
-        """Take a set of tasks, or changes of it; one call after another. Raises ServerError when it
-        cannot be kept.
+        """Take a set of tasks, or changes of it; one call after another, and none after `end` was
+        called. Raises ServerError when it cannot be kept.
         """
         applied = await self._set.apply(message)
+        if self._leaving:  # `end` has begun meanwhile: it removes their records with the others
+            return
         # Not before: a task that is removed during the await has the content forgotten that no task
         # here refers to, and the managers send it once.
         self._deliveries.put(message.secrets, message.configs)
@@ -205,6 +209,7 @@ class Executor:
 
     async def end(self) -> None:
         """End all tasks and remove their containers and records: this node leaves its swarm."""
+        self._leaving = True
         for task in self._tasks.values():
             task.gone = True
             self._wake(task)

@@ -469,6 +469,35 @@ def test_a_closed_executor_leaves_everything(world: World) -> None:
     run(case())
 
 
+@pytest.mark.parametrize("path", ["run", "run, shut down"])
+def test_tasks_that_come_while_the_node_leaves(world: World, path: str) -> None:
+    """The last state that the managers want is still written when the node begins to leave."""
+    *before, last = PATHS[path]
+
+    async def case(at: int) -> bool:
+        this = world.fresh()
+        site = await _boot(this)
+        for wanted in before:
+            await site.assign(wanted)
+            await _quiet()
+        released = asyncio.Event()
+        hold = Hold(this, at, released.wait)  # type: ignore[arg-type]
+        taking = asyncio.ensure_future(site.assign(last))
+        await _as_far_as_it_can()
+        leaving = asyncio.ensure_future(site.executor.end())
+        await _as_far_as_it_can()
+        reached = hold.reached
+        released.set()
+        this.decide = None
+        await taking
+        await leaving
+        await _quiet()
+        _agree(site, None)
+        return reached
+
+    _at_every_await(case)
+
+
 def test_content_that_comes_while_another_task_is_forgotten(world: World) -> None:
     """The managers send content once, so it must not be forgotten with that of the other task."""
 
