@@ -113,7 +113,8 @@ def test_a_network_that_was_made_again_under_its_name(cluster: Cluster, first: N
     worker = cluster[1]
     run(worker, "old")
     worker.docker("stop", "-t", "0", "old")
-    first.docker("network", "rm", "open")
+    # a stop ends when the container has ended: what it had of the network is given back after that
+    until("no container uses it", lambda: first.docker("network", "rm", "open", status=None).status == 0)
     answer = worker.docker("start", "old", status=None)
     assert answer.status and "open not found" in answer.err, answer
     network = first.network("open", Attachable=True)
