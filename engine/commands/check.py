@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from engine import config
-from engine.config import FIREWALL_MARK
+from engine.config import Config
 from engine.errors import EngineError, words
 from engine.logs import drivers
 from engine.manager import versions
 from engine.networks import firewall
+from engine.networks.bridge import trunks
 from engine.networks.overlay import driver as overlay
-from engine.networks.sandboxes import PORTS
+from engine.networks.sandboxes import BRIDGE_PORTS
 from engine.runtime import init as found_init
 from engine.runtime import scopes
 from engine.runtime.cgroups import Cgroups
@@ -145,12 +146,12 @@ def findings(containers: int) -> Iterator[Finding]:
         yield attempt("bridge and veth", _try_links, "modprobe -a bridge veth")
         if netfilter.available():
             yield attempt("nftables NAT", _try_nat, "modprobe -a nf_tables nft_chain_nat nft_masq nft_fib_inet")
-            accepting = firewall.accepting(_mark())
+            accepting = firewall.accepting(_configured().firewall_mark)
             yield forwarding(firewall.dropping(accepting, firewall.programs()), accepting)
         yield swarm_networks(overlay.features())
         yield remapping(platform.release(), _root())
     yield etcd(versions.found())
-    yield ports(containers)
+    yield ports(containers, shared=_configured().bridge_trunks)
     yield ephemeral_ports(containers)
     yield open_files(containers, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     yield kernel_memory(containers, Cgroups.detect().mode, platform.release(), _numa_nodes())
@@ -163,11 +164,11 @@ def findings(containers: int) -> Iterator[Finding]:
             yield row
 
 
-def _mark() -> int:
-    """That of the configuration that `engined serve` would read by itself."""
+def _configured() -> Config:
+    """The configuration that `engined serve` would read by itself."""
     with contextlib.suppress(ValueError):
-        return config.Source({}, config.default_file()).load().config.firewall_mark
-    return FIREWALL_MARK
+        return config.Source({}, config.default_file()).load().config
+    return Config()
 
 
 def _root() -> Path:
@@ -369,14 +370,15 @@ def forwarding(found: Iterable[firewall.Chain], accept: str) -> Finding:
     return Finding("forwarding", not chains, text or "no chain drops what containers send", fix)
 
 
-def ports(containers: int) -> Finding:
-    """The kernel's limit of ports on one bridge."""
-    text = f"{containers} containers on the default bridge, which has {PORTS} ports"
+def ports(containers: int, *, shared: bool) -> Finding:
+    """The kernel's limit of ports on one bridge, which containers share or not."""
+    most = trunks.PORTS + trunks.TRUNKS * trunks.LEAVES if shared else BRIDGE_PORTS
+    text = f"{containers} containers on the default bridge, which has {BRIDGE_PORTS} ports"
     return Finding(
         "bridge ports",
-        containers <= PORTS,
-        text,
-        f"spread the containers over {-(-containers // PORTS)} networks, or use NetworkMode host or none",
+        containers <= most,
+        f"{text}: those beyond {trunks.PORTS} share some" if shared else text,
+        f"spread the containers over {-(-containers // most)} networks, or use NetworkMode host or none",
     )
 
 
@@ -458,8 +460,8 @@ def neighbours(name: str, root: Path = Path("/proc/sys")) -> Iterator[Finding]:
 
 def settings(containers: int) -> tuple[tuple[str, str, int], ...]:
     """(subject, sysctl, least value) of each limit that the number of containers may reach."""
-    # A frame to all of a bridge comes to the queue of one CPU once for each port.
-    backlog = max(LEAST_BACKLOG, 2 * min(containers, PORTS))
+    # A frame to all of a network comes to the queue of one CPU once for each container.
+    backlog = max(LEAST_BACKLOG, 2 * containers)
     return (
         ("process ids", "kernel.pid_max", containers * TASKS + SPARE_TASKS),
         ("threads", "kernel.threads-max", containers * TASKS + SPARE_TASKS),

@@ -521,6 +521,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         str, _option("--default-gateway-v6", "IP", "The same for IPv6.", "the bridge", docker="default-gateway-v6")
     ] = ""
     mtu: Annotated[int, _option("--mtu", "BYTES", "MTU of the default network.", docker="mtu")] = 1500
+    bridge_trunks: Annotated[
+        bool,
+        _option(
+            "--bridge-trunks",
+            "",
+            "Let a network have more containers than its bridge has ports (1,023): those beyond the first 832 share "
+            "ports.",
+        ),
+    ] = True
     icc: Annotated[
         bool, _option("--icc", "", "Let containers of the default network reach each other.", docker="icc")
     ] = True

@@ -36,7 +36,7 @@ from engine.monitor.handles import LaunchFailed, Process
 from engine.networks.attachments import Joined
 from engine.networks.endpoints import Sandbox
 from engine.networks.publishing import Request
-from engine.runtime import cgroups, scope_limits, scopes
+from engine.runtime import capabilities, cgroups, scope_limits, scopes
 from engine.runtime.oci import Runtime
 from engine.system import host_paths, limits, user_namespaces
 from engine.system.files import remove_tree
@@ -336,6 +336,8 @@ def sandbox_of(record: ContainerRecord, parts: Parts) -> Sandbox:
         *(record.id, record.name, config.hostname, bundle.dns_servers(host, parts.config)),
         Request(exposed, host.port_bindings or {}, host.publish_all_ports),
         ipv6=has_ipv6(host),
+        changes_links="CAP_NET_ADMIN"
+        in capabilities.granted(host.cap_add or (), host.cap_drop or (), privileged=host.privileged),
     )
 
 

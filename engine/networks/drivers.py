@@ -39,7 +39,7 @@ from engine.networks.ipvlan import IpvlanDriver
 from engine.networks.macvlan import MacvlanDriver
 from engine.networks.network import BRIDGE, NO_IPAM, NetworkRecord, Overlay, with_gateways, with_pool, without_sizes
 from engine.networks.ports import relay_socket
-from engine.networks.sandboxes import BareStock, BridgeFull, Interface
+from engine.networks.sandboxes import BareStock, BridgeFull, Interface, ReadySandbox
 from engine.system import netfilter
 from engine.system.netlink.rtnl import RouteSocket
 from engine.system.threads import Threads, uninterrupted
@@ -112,13 +112,16 @@ class Drivers:
         no_rules: bool = False,
         forwards: bool = True,
         entries: Entries = NO_ENTRIES,
+        trunks: bool = True,
         ids: IdMap | None = None,
     ) -> None:
         """`pools` are those of the operator, of both IP versions. `mark`, `own_rules`: see
         `Firewall`. `no_rules`: write none. `forwards`: switch on forwarding for the host.
-        `entries`: see `Filter`. `ids`: see `namespaces.new_network`.
+        `entries`: see `Filter`. `trunks`: let networks have more endpoints than their bridges have
+        ports. `ids`: see `namespaces.new_network`.
         """
         self.ids = ids
+        self._trunks = trunks
         self._default = default
         self._default_bridge = default.options.bridge
         self._forwards = forwards
@@ -145,7 +148,8 @@ class Drivers:
         self._engine_id = engine_id
         links = self._kernel = RouteSocket()
         parts = links, self.filter, self.alias, self._default, self._pools[4] or BRIDGE_POOLS
-        self._bridges = BridgeDriver(*parts, self._default_subnet6, self._forward, self.ids)
+        empty = self._empty if self._trunks else None
+        self._bridges = BridgeDriver(*parts, self._default_subnet6, self._forward, empty, self.ids)
         self._by_name = {
             "bridge": self._bridges,
             "macvlan": MacvlanDriver(links, self.alias, self.ids),
@@ -166,7 +170,7 @@ class Drivers:
             _log.warning("bridge %s: cannot remove its rules: %s", self._default_bridge, error)
         if remove:
             known = [each for each in networks if each.record.driver in self.names()]
-            host.sweep(self._kernel, self.alias, self._names_of_links(known))
+            host.sweep(self._kernel, self._kernel.links(), self.alias, self._names_of_links(known))
             for each in known:
                 self.of(each).unmake(each)
         if self._overlays is not None:
@@ -238,7 +242,9 @@ class Drivers:
             self.bridges.restore(default)
         for network in users:
             network.fill()
-        host.sweep(self._kernel, self.alias, self._names_of_links(known))
+        present = self._kernel.links()
+        self.bridges.trunks.adopt(known, present)
+        host.sweep(self._kernel, present, self.alias, self._names_of_links(known))
         for network in users:
             try:
                 self.of(network).restore(network)
@@ -382,9 +388,12 @@ class Drivers:
 
         Returns its descriptor, owned by the caller.
         """
+        return self._empty().detach()
+
+    def _empty(self) -> ReadySandbox:
         with self._making:
             if self._bare is None:
-                self._bare = BareStock(self.kernel)
+                self._bare = BareStock(self.kernel, self.ids)
         return self._bare.take()
 
     def new_sandbox(
@@ -397,7 +406,7 @@ class Drivers:
         networks = [network for network, _ in plans]
         first, *others = networks
         prefixes = [network.options.prefix for network in networks]
-        interfaces = _named([endpoints.interface(network, settings) for network, settings in plans], prefixes)
+        interfaces = _named([_interface(container_id, *plan) for plan in plans], prefixes)
         with error_context(first, container_id):
             namespace, endpoint_id = self.of(first).new_sandbox(first, interfaces[0], () if others else gateways)
         ids = [endpoint_id]
@@ -430,8 +439,8 @@ class Drivers:
     def plug(self, container_id: str, network: Network, namespace: int, given: EndpointSettings) -> str:
         """Add an endpoint to a sandbox in use; returns its id."""
         with error_context(network, container_id):
-            interface = endpoints.interface(network, given)
-            present = sandboxes.names(namespace)
+            interface = _interface(container_id, network, given)
+            present = sandboxes.macs(namespace)
             if interface.name in present:
                 raise InvalidParameter(f"the container has an interface {interface.name} already")
             name = interface.name or sandboxes.next_name(network.options.prefix, present)
@@ -453,6 +462,11 @@ class Drivers:
     def reflect(self, endpoint_id: str) -> None:
         """Let the bridge send frames back through the port that they came from."""
         self.bridges.reflect(endpoint_id)
+
+
+def _interface(container_id: str, network: Network, settings: EndpointSettings) -> Interface:
+    own_port = network.sandboxes[container_id].changes_links
+    return endpoints.interface(network, settings)._replace(own_port=own_port)
 
 
 def _named(interfaces: Sequence[Interface], prefixes: Sequence[str]) -> list[Interface]:

@@ -42,7 +42,7 @@ class Sandbox:
     """The network namespace of a container that runs, with its endpoints."""
 
     __slots__ = (
-        *("container_id", "endpoints", "hostname", "lock", "name", "namespace"),
+        *("changes_links", "container_id", "endpoints", "hostname", "lock", "name", "namespace"),
         *("ipv6", "opening", "request", "servers", "target"),
     )
 
@@ -55,6 +55,7 @@ class Sandbox:
         request: Request = _NO_PORTS,
         *,
         ipv6: bool = True,
+        changes_links: bool = False,
     ) -> None:
         self.container_id = container_id
         self.name = name
@@ -67,6 +68,10 @@ class Sandbox:
         """The ports that the container publishes."""
         self.ipv6 = ipv6
         """False if the container's sysctls switch IPv6 off."""
+        self.changes_links = changes_links
+        """The container may put bridges or machines behind its link (CAP_NET_ADMIN), so that frames
+        for other MACs than its own have to reach it.
+        """
         self.namespace = -1
         """Descriptor, owned by the sandbox; -1 when the engine made none (NetworkMode host and
         none).

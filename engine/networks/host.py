@@ -12,7 +12,7 @@ import hashlib
 import logging
 import secrets
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -24,8 +24,9 @@ from engine.system.netlink.rtnl import Link, RouteSocket
 
 _log = logging.getLogger(__name__)
 
-MADE = ("bridge", "dummy", "vlan")
-"""Kinds of links that carry the engine's alias: bridges, and the parents of macvlan networks."""
+MADE = ("bridge", "dummy", "vlan", "veth")
+"""Kinds of links that carry the engine's alias: bridges, the parents of macvlan networks, trunks.
+"""
 
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _IPV6 = Path("/proc/sys/net/ipv6")
@@ -82,13 +83,13 @@ def unfinished(link: Link, alias: str) -> bool:
     return not link.alias and link.kind == "bridge" and link.address == bridge_address(link.name, alias)
 
 
-def sweep(links: RouteSocket, alias: str, names: Collection[str] = ()) -> None:
-    """Remove the links with this engine's alias except `names`: those that a crash left, or all at
-    the end.
+def sweep(links: RouteSocket, present: Iterable[Link], alias: str, names: Collection[str] = ()) -> None:
+    """Remove those of the host's links with this engine's alias except `names`: what a crash left,
+    or all at the end.
     """
     orphans = [
         link.name
-        for link in links.links()
+        for link in present
         if link.name not in names and link.kind in MADE and (link.alias == alias or unfinished(link, alias))
     ]
     if not orphans:

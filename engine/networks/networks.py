@@ -113,6 +113,7 @@ class Networks:
             own_rules=config.firewall == "own",
             no_rules=config.firewall == "none",
             forwards=config.ip_forward,
+            trunks=config.bridge_trunks,
             entries=Entries(config.allow_direct_routing, *parsed_mark(config.bridge_accept_mark)),
             ids=ids,
         )

@@ -55,7 +55,7 @@ The kernel does not while a process holds the namespace.
 """
 
 INSIDE = "eth0"
-PORTS = 1023
+BRIDGE_PORTS = 1023
 """Ports of one bridge (BR_MAX_PORTS of the kernel, without the one that it does not use)."""
 
 SETTINGS = {"ipv4/ip_unprivileged_port_start": "0", "ipv4/ping_group_range": "0 2147483647"}
@@ -89,6 +89,8 @@ class Interface(NamedTuple):
     """As `DriverOptions.datagrams`."""
     neighbours: tuple[Neighbour, ...] = ()
     """Known in advance."""
+    own_port: bool = False
+    """As `Sandbox.changes_links`."""
 
     def changes(self, index: int) -> Iterator[Request]:
         """What gives the link with this index its addresses and neighbours."""
@@ -252,24 +254,22 @@ def unplug(links: RouteSocket, endpoint_id: str) -> None:
 def _join(links: RouteSocket, end: str, inner: str, namespace: int, bridge: Link, mtu: int = 0) -> None:
     """Make a veth pair and put its host end into the bridge."""
     links.apply(rtnl.create_veth(end, inner, namespace, mtu=mtu))
-    failure: OSError | None
     try:
         host.ignore_router_advertisements(end)
         enslave = rtnl.change_link(end, master=bridge.ifindex, up=True, without_ipv6_address=host.has_ipv6(mtu))
-        failure = links.outcomes((enslave,))[0]
-    except OSError as error:
-        failure = error
-    if failure is not None:
+        occupy(links, bridge, enslave)
+    except OSError:
         links.outcomes([rtnl.delete_link(end)])
-        raise _full(bridge.name, failure)
+        raise
 
 
-def _full(bridge: str, error: OSError) -> OSError:
-    if error.errno != errno.EXFULL:
-        return error
-    full = BridgeFull(errno.EXFULL, f"all {PORTS} ports of bridge {bridge} are in use")
-    full.__cause__ = error
-    return full
+def occupy(links: RouteSocket, bridge: Link, enslave: Request) -> None:
+    """Have the kernel put a link into a bridge. Raises BridgeFull, OSError."""
+    failure = links.outcomes((enslave,))[0]
+    if failure is not None and failure.errno == errno.EXFULL:
+        raise BridgeFull(errno.EXFULL, f"all {BRIDGE_PORTS} ports of bridge {bridge.name} are in use") from failure
+    if failure is not None:
+        raise failure
 
 
 def finish(namespace: int, name: str, interface: Interface) -> None:
@@ -289,6 +289,14 @@ def route(namespace: int, gateways: Iterable[IPv4Address | IPv6Address]) -> None
         inside.apply(*(rtnl.add_default_route(gateway, replace=True) for gateway in gateways))
 
 
+def route_if_none(namespace: int, gateways: Iterable[IPv4Address | IPv6Address]) -> None:
+    """Set the default routes of a namespace to these gateways where it has none."""
+    with _inside(namespace) as inside:
+        for failure in inside.outcomes(rtnl.add_default_route(gateway) for gateway in gateways):
+            if failure is not None and failure.errno != errno.EEXIST:
+                raise failure
+
+
 def add_routes(
     namespace: int,
     name: str,
@@ -302,10 +310,10 @@ def add_routes(
         inside.apply(*(rtnl.add_route(to, link.ifindex, via) for to, via in routes))
 
 
-def names(namespace: int) -> set[str]:
-    """Names of the links of a namespace."""
+def macs(namespace: int) -> dict[str, str]:
+    """MACs of the links of a namespace by their names."""
     with _inside(namespace) as inside:
-        return {link.name for link in inside.links()}
+        return {link.name: link.address for link in inside.links()}
 
 
 def next_name(prefix: str, taken: Collection[str]) -> str:
@@ -519,10 +527,11 @@ class BridgeStock(Stock):
             return self._make(bridge, mtu)
         if bridge.ifindex != sandbox.bridge or mtu:
             change = rtnl.change_link(host_end(sandbox.endpoint_id), master=bridge.ifindex, mtu=mtu)
-            failure = self._links.outcomes([change])[0]
-            if failure is not None:
+            try:
+                occupy(self._links, bridge, change)
+            except BaseException:
                 sandbox.close()
-                raise _full(bridge.name, failure)
+                raise
         return sandbox
 
     def _make(self, bridge: Link, mtu: int = 0) -> ReadySandbox:
@@ -543,11 +552,13 @@ class BareStock(Stock):
     namespace that the host has had, for everybody (`system/sysctls.py`).
     """
 
-    def __init__(self, links: RouteSocket) -> None:
+    def __init__(self, links: RouteSocket, ids: IdMap | None) -> None:
+        """`ids`: see `namespaces.new_network`."""
+        self._ids = ids
         super().__init__(links, 1)
 
     def fresh(self) -> ReadySandbox:
-        sandbox = bare(0, None)
+        sandbox = bare(0, self._ids)
         try:
             sandbox.inside.apply(rtnl.change_link("lo", up=True))
         except BaseException:
@@ -555,8 +566,6 @@ class BareStock(Stock):
             raise
         return sandbox
 
-    def take(self) -> int:
-        """The descriptor of one, which the caller then owns. Called in any thread but the event
-        loop's. Raises OSError.
-        """
-        return (self.ready() or self.fresh()).detach()
+    def take(self) -> ReadySandbox:
+        """One of them. Called in any thread but the event loop's. Raises OSError."""
+        return self.ready() or self.fresh()

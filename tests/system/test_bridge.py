@@ -700,7 +700,7 @@ async def _lingering(directory: Path) -> None:
 
 
 async def _full(directory: Path) -> None:
-    async with network(directory) as bridge:
+    async with network(directory, bridge_trunks=False) as bridge:
         await bridge.endpoint("first")
         await bridge.endpoint("last-of-all")
         count = 2

@@ -405,7 +405,7 @@ async def _swept(directory: Path) -> None:
         with RouteSocket() as kernel:
             for name, text in (("br-orphan", alias), ("br-other", "engined 0123456789ab")):
                 kernel.apply(rtnl.create_bridge(name, mac="02:00:00:00:00:01"), rtnl.change_link(name, alias=text))
-            host.sweep(kernel, alias, {kept})
+            host.sweep(kernel, kernel.links(), alias, {kept})
             assert "br-orphan" not in links()
             assert {kept, "br-other"} <= links().keys()
             kernel.apply(rtnl.delete_link("br-other"))

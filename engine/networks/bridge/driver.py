@@ -14,23 +14,26 @@ from __future__ import annotations
 
 import errno
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from ipaddress import IPv4Interface, IPv6Interface, ip_network
+from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_network
 
 import msgspec
 
 from engine.common.network_rules import Pool, Subnet, span
-from engine.errors import Forbidden, ServerError, words
+from engine.errors import EngineError, Forbidden, ServerError, words
 from engine.networks import endpoints, host, sandboxes
+from engine.networks.bridge import trunks
 from engine.networks.bridge.default import DEFAULT_MTU, DefaultNetwork
+from engine.networks.bridge.trunks import Trunks
 from engine.networks.driver import Gateways, SubnetContested
-from engine.networks.endpoints import Network, with_prefix
+from engine.networks.endpoints import Network, Sandbox, with_prefix
 from engine.networks.filter import Filter
 from engine.networks.ipam import BRIDGE_POOLS, choose
 from engine.networks.network import BRIDGE
 from engine.networks.publishing import bridges_call_netfilter
-from engine.networks.sandboxes import BridgeStock, Interface
+from engine.networks.sandboxes import BridgeStock, Interface, ReadySandbox
 from engine.system import netfilter
 from engine.system.netlink import rtnl
 from engine.system.netlink.codec import Request
@@ -60,12 +63,16 @@ class BridgeDriver:
         pools: Sequence[Pool],
         subnet6: Callable[[Network], Subnet],
         forward: Callable[..., None],
+        empty: Callable[[], ReadySandbox] | None = None,
         ids: IdMap | None = None,
     ) -> None:
         """`alias` marks bridges of user-defined networks. The default bridge gets one of the pools
         and `subnet6`, unless `default` says otherwise. `forward` is `host.forward`, if the engine
-        may switch forwarding on. `ids`: see `namespaces.new_network`.
+        may switch forwarding on. `empty` gives sandboxes without a link, for endpoints on trunks;
+        None: there are none. `ids`: see `namespaces.new_network`.
         """
+        self.trunks = Trunks(links, alias)
+        self._empty = empty
         self._ids = ids
         self._links = links
         self._filter = table
@@ -91,7 +98,7 @@ class BridgeDriver:
     # --- networks ---------------------------------------------------------------------------------
 
     def links(self, network: Network) -> Sequence[str]:
-        return () if network.record.name == BRIDGE else (network.bridge,)
+        return [*(() if network.record.name == BRIDGE else (network.bridge,)), *self.trunks.ports(network)]
 
     def made(self, network: Network) -> bool:
         """True if the engine made its bridge, as far as is known."""
@@ -201,6 +208,7 @@ class BridgeDriver:
         return bool(spans) and not spans <= subnets
 
     def unmake(self, network: Network) -> None:
+        self.trunks.remove(network)
         try:
             remove(self._links, network.bridge, self._alias_of(network), network.lent)
         except OSError as error:
@@ -219,31 +227,60 @@ class BridgeDriver:
     def new_sandbox(self, network: Network, interface: Interface, gateways: Gateways) -> tuple[int, str]:
         assert self._stock is not None
         bridge = self.port(network)
-        sandbox = self._stock.take(bridge, interface.mtu)
+        sandbox = self._sandbox(network, bridge, interface)
         try:
             sandbox.configure(self._with_neighbours(network, bridge, interface), gateways)
-            self._isolate(network, sandbox.endpoint_id)
         except BaseException:
             sandbox.close()
             raise
         self._stock.later(_learned(bridge, interface))
         return sandbox.detach(), sandbox.endpoint_id
 
+    def _sandbox(self, network: Network, bridge: Link, interface: Interface) -> ReadySandbox:
+        """A namespace with a link to the bridge, by a port of its own or over a trunk."""
+        assert self._stock is not None
+        shared = self._shares(network, interface)
+        sandbox = shared() if shared is not None else self._stock.take(bridge, interface.mtu)
+        try:
+            if shared is None:
+                self._isolate(network, sandbox.endpoint_id)
+            else:
+                self._add_leaf(network, bridge, sandbox.descriptor, sandboxes.INSIDE, interface)
+                sandbox.prepare()
+        except BaseException:
+            sandbox.close()
+            raise
+        return sandbox
+
     def plug(self, network: Network, namespace: int, name: str, interface: Interface) -> str:
         assert self._stock is not None
         bridge = self.port(network)
-        interface = self._with_neighbours(network, bridge, interface)
-        endpoint_id = sandboxes.plug(self._links, namespace, bridge, name, interface)
-        try:
-            self._isolate(network, endpoint_id)
-        except BaseException:
-            sandboxes.unplug(self._links, endpoint_id)
-            raise
+        endpoint_id = self._plug(network, bridge, namespace, name, self._with_neighbours(network, bridge, interface))
         self._stock.later(_learned(bridge, interface))
         return endpoint_id
 
+    def _plug(self, network: Network, bridge: Link, namespace: int, name: str, interface: Interface) -> str:
+        """As `_sandbox`, for a namespace in use."""
+        if self._shares(network, interface) is None:
+            endpoint_id = sandboxes.plug(self._links, namespace, bridge, name, interface)
+            try:
+                self._isolate(network, endpoint_id)
+            except BaseException:
+                sandboxes.unplug(self._links, endpoint_id)
+                raise
+            return endpoint_id
+        self._add_leaf(network, bridge, namespace, name, interface)
+        try:
+            sandboxes.finish(namespace, name, interface)
+        except BaseException:
+            sandboxes.remove(namespace, name)
+            raise
+        return secrets.token_hex(32)
+
     def unplug(self, network: Network, namespace: int, settings: EndpointSettings) -> None:
         sandboxes.unplug(self._links, settings.endpoint_id)
+        if namespace >= 0 and self.trunks.ports(network):
+            sandboxes.remove_by_mac(namespace, settings.mac_address)
         self._forget(network, settings)
 
     def released(self, network: Network, settings: EndpointSettings) -> None:
@@ -273,7 +310,7 @@ class BridgeDriver:
                 bridges.add(index)
                 present |= {
                     (index, address.ip)
-                    for settings in _endpoints(network)
+                    for _, settings in _present(network)
                     for address in endpoints.interface(network, settings).addresses
                 }
         ended = [each for each in self._links.learned() if each[0] in bridges and each not in present]
@@ -287,8 +324,36 @@ class BridgeDriver:
             self._links.apply(rtnl.change_port(sandboxes.host_end(endpoint_id), isolated=True))
 
     def reflect(self, endpoint_id: str) -> None:
-        """Let the bridge send frames back through the port that they came from."""
-        self._links.apply(rtnl.change_port(sandboxes.host_end(endpoint_id), hairpin=True))
+        """Let the bridge send frames back through the port that they came from. For a trunk it
+        always does.
+        """
+        failure = self._links.outcomes([rtnl.change_port(sandboxes.host_end(endpoint_id), hairpin=True)])[0]
+        if failure is not None and failure.errno != errno.ENODEV:
+            raise failure
+
+    # --- trunks -----------------------------------------------------------------------------------
+
+    def _shares(self, network: Network, interface: Interface) -> Callable[[], ReadySandbox] | None:
+        """Where a new endpoint gets its namespace if it shares a port of the bridge with others;
+        None if it has one of its own.
+        """
+        present = [*network.sandboxes.values()]
+        if len(present) <= trunks.PORTS:
+            return None
+        if interface.own_port and sum(sandbox.changes_links for sandbox in present) <= trunks.OWN_PORTS:
+            return None
+        return self._empty
+
+    def _add_leaf(self, network: Network, bridge: Link, namespace: int, name: str, interface: Interface) -> None:
+        """Make an endpoint's link over its trunk, in the namespace with this descriptor."""
+        number = trunks.number_of(interface.addresses[0])
+        lower = self.trunks.lower(network, number)
+        if lower is None:
+            with self._putting_back:
+                if number in self.trunks.missing(network):
+                    self.replug(network, bridge)
+                lower = self.trunks.lower(network, number) or self.trunks.make(network, bridge, number)
+        self._links.apply(trunks.leaf(lower, network, namespace, name, interface))
 
     # --- bridges that other programs delete -------------------------------------------------------
 
@@ -322,36 +387,63 @@ class BridgeDriver:
         assert network.link is not None
         return network.link
 
+    def mend(self, network: Network) -> None:
+        """Make the bridge and the trunks again that another program has deleted, with all their
+        endpoints.
+        """
+        bridge = self.port(network)
+        with self._putting_back:
+            if self.trunks.missing(network):
+                self.replug(network, bridge)
+
     def replug(self, network: Network, link: Link) -> None:
-        """Attach every endpoint of the network to this bridge.
+        """Attach every endpoint of the network to this bridge, and make again what is lost of those
+        over trunks.
 
         Skips those whose container has ended.
         """
-        present = _endpoints(network)
-        ids = [settings.endpoint_id for settings in present]
-        for settings in present:
+        present = _present(network)
+        ids = [settings.endpoint_id for _, settings in present]
+        for _, settings in present:
             # A MAC that was changed inside is known already, unless this is a new bridge.
             self._links.outcomes(_learned(link, endpoints.interface(network, settings), replace=False))
         # those of a former version of the engine may still accept router advertisements
         for each in ids:
             host.ignore_router_advertisements(sandboxes.host_end(each))
+        self.trunks.attach(network, link)
         changes = (rtnl.change_link(sandboxes.host_end(each), master=link.ifindex) for each in ids)
-        for endpoint_id, failure in zip(ids, self._links.outcomes(changes), strict=True):
+        for (sandbox, settings), failure in zip(present, self._links.outcomes(changes), strict=True):
             try:
-                if failure is not None:
+                if failure is not None and failure.errno != errno.ENODEV:
                     raise failure
-                self._isolate(network, endpoint_id)
-                if bridges_call_netfilter():
-                    self.reflect(endpoint_id)
-            except OSError as error:
-                if error.errno != errno.ENODEV:
-                    _log.warning("network %s: %s", network.record.name, words(error))
+                if failure is None:
+                    self._isolate(network, settings.endpoint_id)
+                    if bridges_call_netfilter():
+                        self.reflect(settings.endpoint_id)
+                elif self._empty is not None and sandbox.namespace >= 0:
+                    self._replace_leaf(network, link, sandbox.namespace, settings)
+            except (OSError, EngineError) as error:
+                _log.warning("network %s: %s", network.record.name, words(error))
+
+    def _replace_leaf(self, network: Network, bridge: Link, namespace: int, settings: EndpointSettings) -> None:
+        """Make an endpoint's link over a trunk again if its namespace has lost it."""
+        interface = endpoints.interface(network, settings)
+        present = sandboxes.macs(namespace)
+        if interface.mac in present.values():
+            return
+        number = trunks.number_of(interface.addresses[0])
+        lower = self.trunks.lower(network, number) or self.trunks.make(network, bridge, number)
+        name = interface.name or sandboxes.next_name(network.options.prefix, present)
+        self._links.apply(trunks.leaf(lower, network, namespace, name, interface))
+        sandboxes.finish(namespace, name, self._with_neighbours(network, bridge, interface))
+        gateways = [ip_address(text) for text in (settings.gateway, settings.ipv6_gateway) if text]
+        sandboxes.route_if_none(namespace, gateways)
 
 
-def _endpoints(network: Network) -> list[EndpointSettings]:
-    """Those of its containers that run."""
-    each = (sandbox.endpoints.get(network.record.id) for sandbox in [*network.sandboxes.values()])
-    return [settings for settings in each if settings is not None]
+def _present(network: Network) -> list[tuple[Sandbox, EndpointSettings]]:
+    """Its containers that run, with their endpoints."""
+    each = ((sandbox, sandbox.endpoints.get(network.record.id)) for sandbox in [*network.sandboxes.values()])
+    return [(sandbox, settings) for sandbox, settings in each if settings is not None]
 
 
 def _learned(bridge: Link, interface: Interface, *, replace: bool = True) -> list[Request]:

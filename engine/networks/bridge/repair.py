@@ -19,12 +19,11 @@ from engine.errors import EngineError, words
 from engine.networks.bridge.driver import BridgeDriver
 from engine.networks.endpoints import Network
 from engine.system.netlink import rtnl
-from engine.system.netlink.rtnl import Link
 from engine.system.tasks import spawn
 
 _log = logging.getLogger(__name__)
 
-InThread = Callable[[Callable[[Network], Link], Network], Awaitable[Link]]
+InThread = Callable[[Callable[[Network], None], Network], Awaitable[None]]
 
 
 class Repair:
@@ -59,7 +58,10 @@ class Repair:
         self._others(indexes)
         for network in self._networks.values():
             link = network.link
-            if link is not None and (indexes is None or link.ifindex in indexes) and self._bridges.made(network):
+            if link is None:
+                continue
+            own = (indexes is None or link.ifindex in indexes) and self._bridges.made(network)
+            if own or self._bridges.trunks.lost(network, indexes):
                 self._gone.add(network.record.id)
         if self._gone and self._returning is None:
             self._returning = spawn(self._put_back(), "putting deleted bridges back")
@@ -71,7 +73,7 @@ class Repair:
                     network = self._networks.get(self._gone.pop()) if self._gone else None
                     if network is not None:
                         try:
-                            await self._in_thread(self._bridges.port, network)
+                            await self._in_thread(self._bridges.mend, network)
                         except (EngineError, OSError) as error:
                             _log.error("network %s: cannot restore its bridge: %s", network.record.name, words(error))
         finally:

@@ -562,7 +562,7 @@ class OverlayDriver:
     def _plug_again(self, network: Network, sandbox: Sandbox, settings: EndpointSettings) -> bool:
         try:
             interface = endpoints.interface(network, settings)
-            name = interface.name or sandboxes.next_name(network.options.prefix, sandboxes.names(sandbox.namespace))
+            name = interface.name or sandboxes.next_name(network.options.prefix, sandboxes.macs(sandbox.namespace))
             self._plug(network, sandbox.namespace, name, interface, settings.endpoint_id)
             _log.warning("network %s: container %s has been attached again", network.record.name, sandbox.container_id)
         except (EngineError, netfilter.NetfilterError, OSError) as error:

@@ -39,7 +39,7 @@ def show(namespace: int, key: Path) -> set[str]:
         except BaseException:
             key.unlink()
             raise
-    return sandboxes.names(namespace)
+    return {*sandboxes.macs(namespace)}
 
 
 def is_shown(key: Path) -> bool:

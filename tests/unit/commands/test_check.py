@@ -44,7 +44,7 @@ def test_what_is_wanted_grows_with_the_plan() -> None:
     small, large = ({name: wanted for _, name, wanted in check.settings(count)} for count in (10, 10_000))
     assert all(small[name] <= large[name] for name in small)
     assert large["fs.inotify.max_user_instances"] == 10_128
-    assert (small["net.core.netdev_max_backlog"], large["net.core.netdev_max_backlog"]) == (1000, 2046)
+    assert (small["net.core.netdev_max_backlog"], large["net.core.netdev_max_backlog"]) == (1000, 20_000)
     assert large["fs.mount-max"] == 24_096
 
 
@@ -116,9 +116,11 @@ def test_an_init_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_ports_and_files() -> None:
-    assert check.ports(1023).ok
-    assert not check.ports(1024).ok
-    assert "2 networks" in check.ports(1024).fix
+    assert check.ports(1023, shared=False).ok
+    assert not check.ports(1024, shared=False).ok
+    assert "2 networks" in check.ports(1024, shared=False).fix
+    assert check.ports(10_000, shared=True).ok
+    assert not check.ports(64_000, shared=True).ok
     assert check.open_files(1000, -1).ok
     assert not check.open_files(1000, 1024).ok
     assert "LimitNOFILE=12512" in check.open_files(1000, 1024).fix

@@ -94,7 +94,7 @@ class Host:
         )
         monkeypatch.setattr(links, "create", self._create)
         monkeypatch.setattr(bridge, "BridgeStock", lambda *_: Stock(self))
-        bare = SimpleNamespace(take=self._empty, close=lambda: None)
+        bare = SimpleNamespace(take=lambda: SimpleNamespace(detach=self._empty), close=lambda: None)
         monkeypatch.setattr(drivers, "BareStock", lambda *_: bare)
         monkeypatch.setattr(bridge, "bridges_call_netfilter", lambda: False)
         monkeypatch.setattr(repair.rtnl, "Removals", lambda: Removals(self))
@@ -107,7 +107,7 @@ class Host:
         monkeypatch.setattr(netfilter, "run", self._run)
         monkeypatch.setattr(namespaces, "of_process", lambda *_: self.namespace())
         for name in (
-            *("plug", "unplug", "empty", "finish", "route", "names", "close"),
+            *("plug", "unplug", "empty", "finish", "route", "macs", "close"),
             *("remove", "remove_by_mac", "remove_by_address", "route_by_link"),
         ):
             monkeypatch.setattr(sandboxes, name, getattr(self, f"_{name}"))
@@ -152,8 +152,8 @@ class Host:
         self.step("route")
         self.routes[namespace] = [str(each) for each in gateways]
 
-    def _names(self, namespace: int) -> set[str]:
-        return {*self.namespaces[namespace]}
+    def _macs(self, namespace: int) -> dict[str, str]:
+        return {name: interface.mac for name, interface in self.namespaces[namespace].items()}
 
     def _remove_by_mac(self, namespace: int, mac: str) -> None:
         inner = self.namespaces[namespace]

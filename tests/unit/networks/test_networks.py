@@ -636,14 +636,15 @@ def test_the_sweep_removes_orphans_at_once(world: Host) -> None:
         ("dm-1", "dummy", "engined x"),
         ("br-3", "bridge", "engined y"),
         ("br-4", "bridge", ""),
-        ("veth1", "veth", "engined x"),
+        ("veth1", "veth", ""),
+        ("tr1", "veth", "engined x"),
     ):
         world.add_link(name, kind, alias)
-    host.sweep(kernel, "engined x", {"br-2"})
+    host.sweep(kernel, kernel.links(), "engined x", {"br-2"})
     assert sorted(world.links) == ["br-2", "br-3", "br-4", "veth1"]
     assert sum(each.startswith("removal of links of group") for each in world.steps) == 1
     world.steps.clear()
-    host.sweep(kernel, "engined x", {"br-2"})
+    host.sweep(kernel, kernel.links(), "engined x", {"br-2"})
     assert not world.steps
 
 
@@ -656,7 +657,7 @@ def test_a_bridge_whose_maker_was_killed(world: Host) -> None:
     for name, alias in (("br-1", "engined x"), ("br-2", "engined x"), ("br-3", "engined y")):
         world.add_link(name, "bridge", address=host.bridge_address(name, alias))
     world.add_link("br-4", "bridge", address="02:42:00:00:00:01")
-    host.sweep(kernel, "engined x", {"br-2"})
+    host.sweep(kernel, kernel.links(), "engined x", {"br-2"})
     assert sorted(world.links) == ["br-2", "br-3", "br-4"]
     found, lent = bridge.open_user(kernel, "br-2", "engined x", [IPv4Interface("10.9.0.1/24")])
     assert found.alias == world.links["br-2"].alias == "engined x"
