@@ -29,6 +29,7 @@ import tarfile
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -256,7 +257,8 @@ class Machine:
             command = self._qemu(kind == "KVM", changes if REBOOT in targets else None, [outbox, inbox], cores)
         _say(f"{name}: booting ({kind}, waits times {patience})")
         began = time.monotonic()
-        with (results / "console").open("wb") as console:
+        room = uml.mappings(MEMORY) if self.uml_kernel else nullcontext()
+        with room, (results / "console").open("wb") as console:
             # A process for each boot: QEMU keeps the code that it has translated when a machine is
             # reset, and is then so slow that the kernel reports soft lockups.
             for _ in range(1 + targets.count(REBOOT)):

@@ -9,16 +9,19 @@ It is not the kernel of the suite whose root it runs. What depends on that belon
 The machine's memory is a file of the host. A page of a program in the machine is a mapping of its
 own in a process of the host, which may have `vm.max_map_count` of them: 65,530 by default, 256 MiB.
 At that limit a program in the machine ends with SIGSEGV, or handles the same page fault forever.
-`command` therefore raises the limit.
+`mappings` therefore raises the limit while machines run.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SUITE, VERSION = "forky", "7.2"
@@ -58,6 +61,8 @@ UML_NET_VECTOR BTRFS_FS XFS_FS SECURITY_SELINUX SECURITY_TOMOYO SECURITY_SMACK M
 """
 
 MAPPINGS = Path("/proc/sys/vm/max_map_count")
+FOUND = Path("/run/engined-vm.max_map_count")
+"""What the limit was before the first of the machines that run. They hold a shared lock on it."""
 
 
 def build(directory: Path, mirror: str) -> Path:
@@ -93,16 +98,36 @@ def build(directory: Path, mirror: str) -> Path:
     return made
 
 
+@contextmanager
+def mappings(memory: int) -> Iterator[None]:
+    """Let a process of this host map all `memory` MiB of a machine meanwhile.
+
+    The last of several machines, also of other calls, puts the limit back that the first one found,
+    unless another program has changed it. After a kill the next one does.
+    """
+    wanted = 2 * memory * 2**20 // os.sysconf("SC_PAGE_SIZE")
+    with FOUND.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if (limit := int(MAPPINGS.read_text())) < wanted:
+            FOUND.write_text(str(limit))
+            MAPPINGS.write_text(str(wanted))
+        try:
+            yield
+        finally:
+            with suppress(BlockingIOError):  # another machine runs
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found = FOUND.read_text()
+                if found and int(MAPPINGS.read_text()) == wanted:
+                    MAPPINGS.write_text(found)
+                lock.truncate(0)
+
+
 def command(kernel: Path, disk: Path, changes: Path, drives: list[Path], cores: int, memory: int) -> list[str]:
     """The machine's command line. What it writes to `disk` goes to the file `changes`, and it has
     `memory` MiB.
 
-    `kernel` is what `build` returned. Raises the host's limit of mappings so that one process may
-    map all memory. The limit stays, because other machines may run.
+    `kernel` is what `build` returned. It is to run within `mappings`.
     """
-    pages = memory * 2**20 // os.sysconf("SC_PAGE_SIZE")
-    if int(MAPPINGS.read_text()) < 2 * pages:
-        MAPPINGS.write_text(str(2 * pages))
     line = [str(kernel / "linux"), "seccomp=on", f"ncpus={cores}", f"mem={memory}M", f"ubd0={changes},{disk}"]
     line += [f"ubd{number}={path}" for number, path in enumerate(drives, 1)]
     line += ["root=/dev/ubda", "rw", "con=null", "con0=null,fd:1", "ssl=null", "panic=-1", "security=apparmor"]
