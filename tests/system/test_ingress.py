@@ -562,6 +562,19 @@ def test_without_the_egress_hook(
     assert not host.run(host.ingress.mend)
 
 
+def test_marks_are_numbers(swarm: Swarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As libnftables 1.1.3 writes the rule. 1.0.6 makes a number of what it shifts."""
+    monkeypatch.setattr(ingress, "_NAMESPACE", ingress._NAMESPACE.replace("@ll,64,32", "@ll,64,32 << 1 >> 1"))
+    host = swarm.hosts[0]
+    host.ingress.close(True)
+    host.ingress = host.run(host.opened)
+    host.nodes(swarm.hosts)
+    swarm.task(host, "10.255.0.5").serve("a", 8080)
+    swarm.publish({("tcp", 80): (8080, ["10.255.0.5"])})
+    for entry in swarm.hosts:
+        assert swarm.client.ask(str(entry.address), 80) == ("a", CLIENT)
+
+
 def test_many_tasks_share_a_port(swarm: Swarm) -> None:
     """Slots of more than one size, and large targets of a withdrawal."""
     entry = swarm.hosts[2]

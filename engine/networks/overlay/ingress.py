@@ -47,6 +47,7 @@ import os
 import resource
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -149,6 +150,8 @@ table inet {table} {{
 # it. Packets between two addresses of the network need neither. A connection that the namespace
 # only passes on is not marked: its answers come from an address of the network. The chain of the
 # type nat has the connection table resolve equal connections, although it has no rule for most.
+# libnftables 1.0.6 copies the bytes of the address to the mark as they are; 1.1.3 makes a number of
+# them, by an expression `byteorder`.
 _NAMESPACE = """
 add table inet {table}
 flush table inet {table}
@@ -266,6 +269,8 @@ class Ingress:
         self._nodes: frozenset[IPv4Address] | None = None
         """None until they are known: those of an earlier daemon stay."""
         self._family = NETDEV
+        self._numbers = False
+        """True if marks are numbers, in the order of the host's bytes."""
         self._layouts: dict[int, tuple[bytes, ...]] = {}
         """In the namespace, by family of the table."""
 
@@ -320,6 +325,7 @@ class Ingress:
         if not self._layouts.get(INET) or kernel.layout(TABLE) != self._layouts[INET]:
             sysctls.write(_LIBERAL)
             netfilter.run(_NAMESPACE.format(**names))
+            self._numbers = kernel.uses(TABLE, "marks", "byteorder")
             self._layouts[INET] = kernel.layout(TABLE)
             changed = True
         if not self._layouts.get(self._family) or kernel.layout(TABLE, self._family) != self._layouts[self._family]:
@@ -340,9 +346,9 @@ class Ingress:
             return False
         wanted = {}
         for each in self._nodes:
-            # Rules copy the bytes of a packet to a mark as they are.
+            mark = int(each).to_bytes(4, sys.byteorder) if self._numbers else each.packed
             data = each.packed if self._family == IPV4 else bytes.fromhex(mac_address(each).replace(":", ""))
-            wanted[each.packed] = Element(each.packed, b"", data)
+            wanted[mark] = Element(mark, b"", data)
         there = kernel.elements(TABLE, "nodes", self._family)
         remove = [("nodes", each) for key, each in there.items() if each != wanted.get(key)]
         add = [("nodes", each) for key, each in wanted.items() if each != there.get(key)]

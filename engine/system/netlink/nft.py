@@ -49,7 +49,7 @@ and send, for IPv6 alone.
 
 _TABLE_NAME, _TABLE_FLAGS, _TABLE_HANDLE = 1, 2, 4
 _CHAIN_TABLE, _CHAIN_HANDLE, _CHAIN_NAME = 1, 2, 3
-_RULE_TABLE, _RULE_CHAIN, _RULE_HANDLE = 1, 2, 3
+_RULE_TABLE, _RULE_CHAIN, _RULE_HANDLE, _RULE_EXPRESSIONS, _EXPRESSION_NAME = 1, 2, 3, 4, 1
 _LIST_TABLE, _LIST_SET, _LIST_ELEMENTS, _LIST_ELEMENT = 1, 2, 3, 1
 _ELEMENT_KEY, _ELEMENT_DATA, _ELEMENT_KEY_END, _DATA_VALUE, _DATA_VERDICT = 1, 2, 10, 1, 2
 _VERDICT_CODE, _VERDICT_CHAIN, _JUMP = 1, 2, -3
@@ -153,6 +153,12 @@ class NftSocket(NetlinkSocket):
         handles = [read_attributes(each, FAMILY.size).get(_CHAIN_HANDLE, b"") for each in answer.bodies]
         return (*handles, *self._rules(table, family, chain))
 
+    def uses(self, table: str, chain: str, expression: str) -> bool:
+        """True if a rule of the chain has an expression that the kernel calls so."""
+        found = self._attributes(table, INET, chain)
+        parts = (each for rule in found for each in read_list(rule.get(_RULE_EXPRESSIONS, b"")))
+        return any(read_text(read_attributes(each)[_EXPRESSION_NAME]) == expression for each in parts)
+
     def _table(self, table: str, family: int) -> Iterator[bytes]:
         body = FAMILY.pack(family, 0, 0) + text(_TABLE_NAME, table)
         (answer,) = self.exchange((Request(_GETTABLE, 0, body, f"table {table}"),))
@@ -163,12 +169,16 @@ class NftSocket(NetlinkSocket):
             yield found.get(_TABLE_HANDLE, b"") + found.get(_TABLE_FLAGS, b"")
 
     def _rules(self, table: str, family: int, chain: str = "") -> Iterator[bytes]:
+        for found in self._attributes(table, family, chain):
+            yield found.get(_RULE_CHAIN, b"") + found.get(_RULE_HANDLE, b"")
+
+    def _attributes(self, table: str, family: int, chain: str = "") -> Iterator[dict[int, bytes]]:
+        """Those of each rule."""
         body = FAMILY.pack(family, 0, 0) + text(_RULE_TABLE, table)
         if chain:
             body += text(_RULE_CHAIN, chain)
         for answer in self.dump(Request(_GETRULE, 0, body, f"rules of table {table}")):
-            found = read_attributes(answer, FAMILY.size)
-            yield found.get(_RULE_CHAIN, b"") + found.get(_RULE_HANDLE, b"")
+            yield read_attributes(answer, FAMILY.size)
 
 
 class Generations(Listener):
