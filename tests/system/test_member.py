@@ -32,7 +32,7 @@ from tests.support.swarm.members import Swarm, joined
 Work = Callable[[Swarm], Awaitable[None]]
 
 
-def run(work: Work, seconds: float = 55) -> None:
+def run(work: Work, seconds: float = 55 * PATIENCE) -> None:
     async def whole() -> None:
         swarm = Swarm()
         try:
@@ -44,7 +44,7 @@ def run(work: Work, seconds: float = 55) -> None:
     asyncio.run(whole())
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 30) -> float:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 30 * PATIENCE) -> float:
     """Wait for a condition that may fail with etcd's errors; returns how long it took."""
     began = time.monotonic()
     while time.monotonic() - began < seconds:
@@ -339,8 +339,8 @@ def test_a_full_database_recovers() -> None:
         assert alarms and {alarm.kind for alarm in alarms} == {"nospace"}
         rooms = [Space(member.etcd, SystemClock(), quota=member.quota) for member in members]
         running = [asyncio.create_task(room.run()) for room in rooms]
-        await until(lambda: _calm(members[0]), 30)
-        await until(lambda: _calm(members[1]), 30)
+        await until(lambda: _calm(members[0]))
+        await until(lambda: _calm(members[1]))
         for task in running:
             task.cancel()
 
@@ -348,7 +348,7 @@ def test_a_full_database_recovers() -> None:
             """A member whose own database raised no alarm returns its pages at its next look."""
             return not await rooms[0].look() and (await etcd.status()).size < 8 << 20
 
-        await until(roomy, 30 * PATIENCE)
+        await until(roomy)
 
     run(work)
 
