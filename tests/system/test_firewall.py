@@ -381,7 +381,7 @@ def test_firewalld_that_cannot_be_asked(
 def test_ufw(place: Place, tmp_path: Path) -> None:
     """With its defaults, in a copy of its configuration."""
     shutil.copytree("/etc/ufw", tmp_path / "ufw")
-    shutil.copytree("/etc/default", tmp_path / "default")
+    shutil.copytree("/etc/default", tmp_path / "default", symlinks=True)
 
     def ufw(arguments: str) -> str:
         binds = "".join(
