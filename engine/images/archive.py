@@ -445,7 +445,7 @@ async def _legacy(archive: Archive, digests: layers.Layers) -> list[ArchivedImag
         parents = {_legacy_layer(archive, layer_id).parent for layer_id in ids}
         tops = {layer_id: [] for layer_id in ids if layer_id not in parents}
     _count(len(tops))
-    found = []
+    archived = []
     diff_ids: dict[str, str] = {}
     for top, names in tops.items():
         line: list[tuple[str, LegacyLayer]] = []
@@ -467,8 +467,8 @@ async def _legacy(archive: Archive, digests: layers.Layers) -> list[ArchivedImag
                 raise digest
             diff_ids[layer_id] = digest
         raw = _config_of_legacy(archive.span(f"{top}/json").read(MAX_DOCUMENT), line, diff_ids, top)
-        found.append(_image(raw, f"{top}/json", tuple(spans), tuple(names)))
-    return found
+        archived.append(_image(raw, f"{top}/json", tuple(spans), tuple(names)))
+    return archived
 
 
 def _legacy_layer(archive: Archive, layer_id: str) -> LegacyLayer:

@@ -161,7 +161,7 @@ def challenges(headers: list[str]) -> list[Challenge]:
     return found
 
 
-def _challenges(text: str, found: list[Challenge]) -> None:
+def _challenges(text: str, offered: list[Challenge]) -> None:
     at = 0
     current: Challenge | None = None
     while at < len(text):
@@ -183,7 +183,7 @@ def _challenges(text: str, found: list[Challenge]) -> None:
             at = value.end()
         else:
             current = Challenge(word[0].lower(), {})
-            found.append(current)
+            offered.append(current)
             at = end
             opaque = _TOKEN68.match(text, at)
             if opaque and at > word.end():

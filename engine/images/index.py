@@ -62,20 +62,20 @@ class Index:
         Raises NotFound as Docker does, with the complete name (`busybox:latest`) or with the fault
         of its form.
         """
-        found = self._images.get(name) or self._images.get(f"sha256:{name}")
-        if found is not None:
-            return found
+        record = self._images.get(name) or self._images.get(f"sha256:{name}")
+        if record is not None:
+            return record
         missing = name
         try:
             parsed = reference.parse(name)
-            wanted = parsed.tagged()
+            tagged = parsed.tagged()
         except InvalidParameter as error:
             missing = f"{name}: {error.message}"
         else:
-            image_id = self._by_name.get(wanted.canonical, wanted.digest)
+            image_id = self._by_name.get(tagged.canonical, tagged.digest)
             if image_id in self._images:
                 return self._images[image_id]
-            missing = (parsed if parsed.digest else wanted).familiar
+            missing = (parsed if parsed.digest else tagged).familiar
         prefix = name.removeprefix("sha256:")
         if prefix and set(prefix) <= set("0123456789abcdef"):
             matches = [image_id for image_id in self._images if image_id.startswith(prefix, 7)]

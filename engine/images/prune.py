@@ -45,7 +45,7 @@ async def prune(store: ImageStore, events: EventLog, selection: Selection, dangl
                 if not done:
                     again.append(image_id)
                 deleted += done
-                reclaimed += sum(sizes.get(each.deleted, 0) for each in done)
+                reclaimed += sum(sizes.get(deletion.deleted, 0) for deletion in done)
             # An image goes only after the images that were made from it.
             waiting = again if len(again) < len(waiting) else []
     events.publish("image", "prune", "", {"reclaimed": str(reclaimed)})

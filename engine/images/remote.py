@@ -97,11 +97,11 @@ class Pulling:
 
         store, downloads = self._remote.store, self._remote.downloads
         with store.idle.work():
-            for found in self._found:
+            for image in self._found:
                 resolved = (
-                    found
-                    if isinstance(found, Resolved)
-                    else await pull.resolve(self._repository, found, self._platform)
+                    image
+                    if isinstance(image, Resolved)
+                    else await pull.resolve(self._repository, image, self._platform)
                 )
                 steps = pull.bring(store, downloads, self._repository, resolved, pulled)
                 async with contextlib.aclosing(steps):

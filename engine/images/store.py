@@ -401,27 +401,27 @@ class ImageStore:
                 early,
             ):
                 members = await self._layers.work(archive.Archive, span, early)
-                found = await archive.images(members, self._layers, platform)
-                load = Load(self._layers, found, self.claims())
+                images = await archive.images(members, self._layers, platform)
+                load = Load(self._layers, images, self.claims())
                 try:
                     async with contextlib.aclosing(load.run()) as steps:
                         async for progress in steps:
                             if not quiet:
                                 yield progress
-                    confirmations = await uninterrupted(self._keep(found))
+                    confirmations = await uninterrupted(self._keep(images))
                 finally:
                     await uninterrupted(load.release())
         self._settle_soon()
         for confirmation in confirmations:
             yield confirmation
 
-    async def _keep(self, found: Sequence[ArchivedImage]) -> list[Progress]:
+    async def _keep(self, images: Sequence[ArchivedImage]) -> list[Progress]:
         """Create the records of images whose layers all exist."""
         async with self._changing:
             changed: dict[str, ImageRecord] = {}
             names: dict[str, list[Reference]] = {}
             said: list[Progress] = []
-            for image in found:
+            for image in images:
                 image_id = await asyncio.to_thread(self._content.ingest, image.raw)
                 record = changed.get(image_id) or self.index.find(image_id) or self._record(image_id, image.config)
                 if image.parent:
@@ -442,7 +442,7 @@ class ImageStore:
                     if not self._has(image_id):
                         self._content.delete(image_id)
                 raise
-        for image in found:
+        for image in images:
             self._publish(image.id, "load", image.id)
             for name in image.names:
                 self._publish(image.id, "tag", name.familiar)
@@ -541,31 +541,31 @@ class ImageStore:
         NotFound for a named image that is not there; nothing has changed then.
         """
         async with self._changing:
-            await asyncio.to_thread(lambda: [self._content.ingest(each.raw) for each in built if each.raw])
+            await asyncio.to_thread(lambda: [self._content.ingest(image.raw) for image in built if image.raw])
             changed: dict[str, ImageRecord] = {}
             try:
-                for number, each in enumerate(built, 1):
+                for number, image in enumerate(built, 1):
                     if not number % 50:  # a build may have a thousand
                         await asyncio.sleep(0)
                     record = (
-                        self.index.find(each.id)
-                        or self._revived(each.id, changed)
-                        or self._record(each.id, each.config)
+                        self.index.find(image.id)
+                        or self._revived(image.id, changed)
+                        or self._record(image.id, image.config)
                     )
-                    if not record.parent and (each.parent in self.index or each.parent in changed):
-                        record = msgspec.structs.replace(record, parent=each.parent)
-                    changed[each.id] = record
+                    if not record.parent and (image.parent in self.index or image.parent in changed):
+                        record = msgspec.structs.replace(record, parent=image.parent)
+                    changed[image.id] = record
                 for image_id in names.keys() - changed.keys():
                     changed[image_id] = self.get(image_id)
                 await uninterrupted(self._commit(self.index.renamed(changed, names), *more))
             except BaseException:
-                for each in built:
-                    if not self._has(each.id):
-                        self._content.delete(each.id)
+                for image in built:
+                    if not self._has(image.id):
+                        self._content.delete(image.id)
                 raise
-        for image_id, given in names.items():
+        for image_id, references in names.items():
             self.publish_created(image_id)
-            for name in given:
+            for name in references:
                 self._publish(image_id, "tag", name.familiar)
         if last:
             self._settle_soon()

@@ -56,7 +56,7 @@ def summaries(
     bounds = [(index.get(other).created, True) for other in filters.get("before", ())]
     bounds += [(index.get(other).created, False) for other in filters.get("since", ())]
     dangling = filters.get("dangling")
-    found = []
+    shown = []
     for record in sorted(index, key=lambda record: (-record.created, record.id)):
         if any(record.created >= at if before else record.created <= at for at, before in bounds):
             continue
@@ -72,14 +72,14 @@ def summaries(
             continue
         if "label!" in filters and labels.have_all(record.labels, filters["label!"]):
             continue
-        names = [reference.read(each) for each in (*record.tags, *record.digests)]
+        names = [reference.read(text) for text in (*record.tags, *record.digests)]
         if name or "reference" in filters:
             names = [
                 each for each in names if _matches_any(each, ((name,) if name else (), filters.get("reference", ())))
             ]
             if not names:
                 continue
-        found.append(
+        shown.append(
             ImageSummary(
                 id=record.id,
                 parent_id=record.parent,
@@ -92,7 +92,7 @@ def summaries(
                 containers=NOT_COMPUTED if containers is None else containers.get(record.id, 0),
             )
         )
-    return found
+    return shown
 
 
 def inspect(

@@ -74,8 +74,8 @@ def configured(  # noqa: PLR0911 - a case for each instruction
         case Cmd():
             return replace(config, cmd=command_line(config, instruction.command) or None)
         case Entrypoint():
-            found = command_line(config, instruction.command) if instruction.command else None
-            return replace(config, entrypoint=found, cmd=config.cmd if cmd_set else None)
+            entrypoint = command_line(config, instruction.command) if instruction.command else None
+            return replace(config, entrypoint=entrypoint, cmd=config.cmd if cmd_set else None)
         case Shell():
             return replace(config, shell=list(instruction.command))
         case StopSignal():

@@ -78,7 +78,7 @@ def read(text: str, word: Expand, *, strict: bool) -> RunMount:
     except csv.Error as error:
         raise Unnumbered(f"failed to parse csv mounts: {words(error)}: {text}"[:300]) from None
     fields = rows[0] if rows else []
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     unknown = False
     for field in fields:
         key, equals, value = field.partition("=")
@@ -97,11 +97,11 @@ def read(text: str, word: Expand, *, strict: bool) -> RunMount:
         if not strict and "$" in value:
             unknown = True
             continue
-        given[_MOUNT_KEYS[key]] = _mount_value(key, value)
-    mount = RunMount(**given)
+        options[_MOUNT_KEYS[key]] = _mount_value(key, value)
+    mount = RunMount(**options)
     if not unknown:
-        _check_mount(mount, given)
-    if "read_only" not in given and mount.type in ("cache", "tmpfs"):
+        _check_mount(mount, options)
+    if "read_only" not in options and mount.type in ("cache", "tmpfs"):
         mount = msgspec.structs.replace(mount, read_only=False)
     if mount.type == "cache":
         mount = msgspec.structs.replace(mount, sharing=mount.sharing or "shared")

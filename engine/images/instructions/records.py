@@ -464,16 +464,16 @@ def _as_written(text: str) -> str:
 
 def _transfer(line: Line, escape: str) -> Copy | Add:
     listed = words.array(line.rest, whole=line.whole_arrays)
-    given = words.plain_words(line.rest) if listed is None else listed
-    if len(given) < 2:
+    paths = words.plain_words(line.rest) if listed is None else listed
+    if len(paths) < 2:
         raise InvalidParameter(
             f"{line.keyword} requires at least two arguments, but only one was provided."
             " Destination could not be determined"
-            if given
+            if paths
             else f"{line.keyword} requires at least two arguments"
         )
     flags = _flags(line)
-    *sources, destination = given
+    *sources, destination = paths
     bodies = {body.name: body for body in line.heredocs}
 
     def body(word: str) -> Heredoc | None:
@@ -488,7 +488,7 @@ def _transfer(line: Line, escape: str) -> Copy | Add:
             "variable expansion is not supported for --from, define a new stage with FROM using ARG from global scope"
             f" as a workaround: {origin}"
         )
-    inline = [found for word in sources if (found := body(word)) is not None]
+    inline = [heredoc for word in sources if (heredoc := body(word)) is not None]
     return (Copy if line.keyword == "COPY" else Add)(
         line=line.number,
         text=line.original,
@@ -686,9 +686,9 @@ def _duration(name: str, flags: Mapping[str, Any]) -> int:
     if not rest or len(rest) > _LONGEST_DURATION:
         raise invalid
     while rest:
-        found = _DURATION.match(rest)
-        assert found is not None, rest
-        whole, fraction, unit = found[1], found[2] or "", found[3]
+        part = _DURATION.match(rest)
+        assert part is not None, rest
+        whole, fraction, unit = part[1], part[2] or "", part[3]
         if not whole and not fraction:
             raise invalid
         if not unit:
@@ -696,7 +696,7 @@ def _duration(name: str, flags: Mapping[str, Any]) -> int:
         if unit not in _UNITS:
             raise InvalidParameter(f'time: unknown unit "{unit}" in duration "{value}"')
         total += int(whole or 0) * _UNITS[unit] + int(fraction or 0) * _UNITS[unit] // 10 ** len(fraction)
-        rest = rest[found.end() :]
+        rest = rest[part.end() :]
     if total >= 1 << 62:
         raise invalid
     if total and (value[0] == "-" or total < 10**6):

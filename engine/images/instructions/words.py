@@ -157,13 +157,13 @@ def _flags(text: str) -> tuple[list[tuple[str, str | None]], str]:
     """The words with `--` in front, without their quotes, and the text after them. A word `--` ends
     the flags.
     """
-    found: list[tuple[str, str | None]] = []
+    flags: list[tuple[str, str | None]] = []
     at = 0
     while True:
         while at < len(text) and text[at] in _ASCII_SPACE:
             at += 1
         if not text.startswith("--", at):
-            return found, text[at:]
+            return flags, text[at:]
         word: list[str] = []
         quote = ""
         while at < len(text) and (quote or text[at] not in _ASCII_SPACE):
@@ -180,9 +180,9 @@ def _flags(text: str) -> tuple[list[tuple[str, str | None]], str]:
                 word.append(char)
         flag = "".join(word)
         if flag == "--":
-            return found, text[at:]
+            return flags, text[at:]
         name, equals, value = flag[2:].partition("=")
-        found.append((name, value if equals else None))
+        flags.append((name, value if equals else None))
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def _shell_words(text: str) -> list[str]:
     """The words as a shell has them, with quotes and escapes; the space after `<<` belongs to a
     word. No words if a quote is not closed.
     """
-    found: list[str] = []
+    complete: list[str] = []
     begin, at, quote = -1, 0, ""
     while at < len(text):
         char = text[at]
@@ -312,12 +312,12 @@ def _shell_words(text: str) -> list[str]:
                 at += 1
             continue
         elif char in SPACE and begin >= 0:
-            found.append(text[begin:at])
+            complete.append(text[begin:at])
             begin = -1
         at += 1
     if begin >= 0:
-        found.append(text[begin:])
-    return [] if quote else found
+        complete.append(text[begin:])
+    return [] if quote else complete
 
 
 def _unquoted(text: str) -> tuple[str | None, bool]:

@@ -563,13 +563,13 @@ class Site:
                 if answer.status == 401 and not failure.code:
                     raise Failure("unauthorized: authentication required", 401)
                 raise failure
-            found = decode(await read(answer, MAX_ANSWER), _Token, f"token of {url.host}")
-        token = found.token or found.access_token
+            issued = decode(await read(answer, MAX_ANSWER), _Token, f"token of {url.host}")
+        token = issued.token or issued.access_token
         if not token or not token.isascii() or not token.isprintable():
             raise Failure("authorization server did not include a token in the response")
         # Renewed a little early, so that it is still valid when the request arrives.
-        self._tokens[scopes] = (token, time.monotonic() + max(5.0, min(found.expires_in, 86400) * 0.9 - 5))
-        return found.refresh_token
+        self._tokens[scopes] = (token, time.monotonic() + max(5.0, min(issued.expires_in, 86400) * 0.9 - 5))
+        return issued.refresh_token
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -589,11 +589,11 @@ class Site:
         A 401 renews the authorization once. A body that cannot be sent again fails with a transient
         error then.
         """
-        wanted = (*self.scopes, *scopes)
+        needed = (*self.scopes, *scopes)
         await self.connect()
         for attempt in (1, 2):
             sent = dict(headers or {})
-            authorization = await self._authorization(wanted)
+            authorization = await self._authorization(needed)
             if authorization:
                 sent["Authorization"] = authorization
             async with self.answer(method, url, sent, body=body, total=total) as answer:
@@ -601,7 +601,7 @@ class Site:
                     offered = _choose(challenges(answer.headers.getall("WWW-Authenticate", [])))
                     if offered is not None and not (authorization and offered.scheme == "basic"):
                         self._challenge = offered
-                        self._tokens.pop(wanted, None)
+                        self._tokens.pop(needed, None)
                         if not isinstance(body, AsyncIterator):
                             continue
                         failure = await failure_of(answer)
