@@ -74,7 +74,7 @@ def parse(options: Options) -> Awslogs:
             f"'{EMF}'"
         )
     _positive(options, "awslogs-max-buffered-events", 4096)  # lines wait in the spool instead
-    found = Awslogs(
+    target = Awslogs(
         region=options.text("awslogs-region"),
         group=group,
         stream=options.text("awslogs-stream"),
@@ -86,18 +86,18 @@ def parse(options: Options) -> Awslogs:
         flush_interval=_positive(options, "awslogs-force-flush-interval-seconds", 5),
         format=EMF if form else "",
     )
-    if not REGION.fullmatch(found.region):
+    if not REGION.fullmatch(target.region):
         raise options.invalid("awslogs-region", "not a region")
-    if found.credentials_endpoint and not re.fullmatch(r"/[!-~]*", found.credentials_endpoint):
+    if target.credentials_endpoint and not re.fullmatch(r"/[!-~]*", target.credentials_endpoint):
         raise options.invalid("awslogs-credentials-endpoint", "must be a path that begins with /")
-    if found.endpoint:
+    if target.endpoint:
         try:
-            address(found.endpoint, ("http", "https"))
+            address(target.endpoint, ("http", "https"))
         except ValueError as error:
             raise options.invalid("awslogs-endpoint", str(error)) from error
     if not group:
         raise Missing("must specify a value for log opt 'awslogs-group'")
-    return found
+    return target
 
 
 def _positive(options: Options, name: str, default: int) -> int:

@@ -33,7 +33,7 @@ def parse(options: Options) -> Splunk:
         skip_verify=options.boolean("splunk-insecureskipverify", False),
         server_name=options.text("splunk-caname"),
     )
-    found = Splunk(
+    target = Splunk(
         url=url,
         token=token,
         source=options.text("splunk-source"),
@@ -49,7 +49,7 @@ def parse(options: Options) -> Splunk:
     for name, value in (("splunk-url", url), ("splunk-token", token)):
         if not value:
             raise Missing(f"splunk: {name} is expected")
-    return found
+    return target
 
 
 def _url(options: Options) -> str:
