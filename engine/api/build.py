@@ -63,8 +63,8 @@ def decode(engine: Engine, request: Request) -> Options:
     options.check_security(query.get_all("securityopt"))
     if request.version.has(Flag.BUILD_OUTPUTS):
         options.check_outputs(query.get("outputs", ""))
-    extra_hosts = [each for each in query.get_all("extrahosts") if each]
-    gateway = engine.networks.host_gateway if any(each.endswith(":host-gateway") for each in extra_hosts) else ""
+    extra_hosts = [entry for entry in query.get_all("extrahosts") if entry]
+    gateway = engine.networks.host_gateway if any(entry.endswith(":host-gateway") for entry in extra_hosts) else ""
     host = HostConfig(
         memory=_number(query, "memory"),
         memory_swap=_number(query, "memswap"),
@@ -107,7 +107,7 @@ def decode_prune(request: Request) -> PruneOptions:
     """The parameters of POST /build/prune. Raises InvalidParameter that names the parameter."""
     query = request.query
     filters = parameters.filters(query, options.PRUNE_FILTERS)
-    values = [value for each in filters.values() for value in each]
+    values = [value for texts in filters.values() for value in texts]
     options.check_filters(sum(map(len, values)), len(values))
     unused = filters.pop("until", []) + filters.pop("unused-for", [])
     if len(unused) > 1:

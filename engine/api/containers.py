@@ -201,11 +201,11 @@ def host_config_beside(body: Any) -> None:
     if not isinstance(body, dict):
         return
     named = {name.casefold(): name for name in body}
-    given = body.get(named.get("hostconfig", ""))
-    if given is None:
+    host = body.get(named.get("hostconfig", ""))
+    if host is None:
         inner = {name: value for name, value in body.items() if name.casefold() in _HOST_FIELDS}
-    elif isinstance(given, dict):
-        inner = given
+    elif isinstance(host, dict):
+        inner = host
         own = {name.casefold(): name for name in inner}
         for field in _BESIDE:
             value = body.get(named.get(field.casefold(), ""))

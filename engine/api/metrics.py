@@ -131,8 +131,8 @@ def families(engine: Engine) -> Iterator[Family]:
         "The number of seconds it takes to call functions gathering info about the host",
         *(metrics.HOST_FUNCTIONS, "function"),
     )
-    for kind, found in (("image", metrics.IMAGE_ACTIONS), ("network", metrics.NETWORK_ACTIONS)):
-        yield _durations(f"{kind}_actions", f"The number of seconds it takes to process each {kind} action", found)
+    for kind, durations in (("image", metrics.IMAGE_ACTIONS), ("network", metrics.NETWORK_ACTIONS)):
+        yield _durations(f"{kind}_actions", f"The number of seconds it takes to process each {kind} action", durations)
     yield Family(
         *("logger_log_write_operations_failed_total", "counter", "Number of log write operations that failed"),
         [("", {}, counts.log_dropped)],

@@ -105,19 +105,19 @@ def filters(query: Query, allowed: Collection[str], name: str = "filters") -> Fi
     if not text:
         return {}
     try:
-        given = msgspec.json.decode(text.encode())
+        document = msgspec.json.decode(text.encode())
     except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidParameter(f"invalid {name}: not JSON: {decoding_reason(error)}") from None
-    if given is None:
+    if document is None:
         return {}
-    if not isinstance(given, dict):
+    if not isinstance(document, dict):
         raise InvalidParameter(f"invalid {name}: a JSON object is expected")
-    found: Filters = {}
-    for key, values in given.items():
+    selected: Filters = {}
+    for key, values in document.items():
         if key not in allowed:
             raise InvalidParameter(f"Invalid filter '{key}'")
-        if isinstance(values, dict) and all(isinstance(wanted, bool) for wanted in values.values()):
-            if refused := [value for value, wanted in values.items() if not wanted]:
+        if isinstance(values, dict) and all(isinstance(flag, bool) for flag in values.values()):
+            if refused := [value for value, flag in values.items() if not flag]:
                 raise InvalidParameter(
                     f"invalid {name}: '{key}' has false for {refused[0][:100]!r}: it takes only true"
                 )
@@ -129,10 +129,10 @@ def filters(query: Query, allowed: Collection[str], name: str = "filters") -> Fi
         else:
             raise InvalidParameter(f"invalid {name}: '{key}' takes an array of strings or an object of booleans")
         if chosen:
-            found[key] = chosen
-    if sum(map(len, found.values())) > FILTERS_LIMIT:
+            selected[key] = chosen
+    if sum(map(len, selected.values())) > FILTERS_LIMIT:
         raise InvalidParameter(f"invalid {name}: more than {FILTERS_LIMIT} values")
-    return found
+    return selected
 
 
 def prune_selection(query: Query, *allowed: str) -> Selection:
@@ -363,8 +363,8 @@ def _step(kind: inspect.Type, known: _Known) -> _Step:
 
 def _struct_step(kind: inspect.StructType, known: _Known) -> _Step:
     if kind.cls in known:  # a recursive type: its step is looked up when it is needed
-        found = known[kind.cls]
-        return lambda value, place: found[0](value, place)  # noqa: PLW0108 (the list is filled later)
+        later = known[kind.cls]
+        return lambda value, place: later[0](value, place)  # noqa: PLW0108 (the list is filled later)
     known[kind.cls] = itself = []
     names: dict[str, str] = {field.encode_name.lower(): field.encode_name for field in kind.fields}
     steps = {field.encode_name: _step(field.type, known) for field in kind.fields}
@@ -373,13 +373,13 @@ def _struct_step(kind: inspect.StructType, known: _Known) -> _Step:
     def step(value: Any, place: str) -> Any:
         if not isinstance(value, dict):
             return value
-        given: dict[str, Any] = value
+        body: dict[str, Any] = value
         shape: dict[str, Any] = {}
-        for key, item in given.items():
+        for key, item in body.items():
             if check is not None:
                 check(key, place)
             name = key if key in steps else names.get(key.lower(), key)
-            if item is None or (name != key and name in given):
+            if item is None or (name != key and name in body):
                 continue
             inner = steps.get(name)
             shape[name] = inner(item, f"{place}.{name}" if place else name) if inner is not None else item

@@ -55,7 +55,7 @@ class Line(Protocol):
 async def reply(engine: Engine, request: Request, of: str) -> StreamReply:
     """`of`: "service" or "task". Errors that have a status come before the stream begins."""
     query = request.query
-    wanted = {
+    asked = {
         "stdout": parameters.boolean(query, "stdout"),
         "stderr": parameters.boolean(query, "stderr"),
         "follow": parameters.boolean(query, "follow"),
@@ -64,7 +64,7 @@ async def reply(engine: Engine, request: Request, of: str) -> StreamReply:
         "since": parameters.timestamp(query, "since"),
         "tail": _tail(query.get("tail", "all")),
     }
-    if not (wanted["stdout"] or wanted["stderr"]):
+    if not (asked["stdout"] or asked["stderr"]):
         raise InvalidParameter("Bad parameters: you must choose at least one stream")
     name = request.parameters["id"]
     done = await engine.cluster.call(f"{of}s.inspect", name)
@@ -76,8 +76,8 @@ async def reply(engine: Engine, request: Request, of: str) -> StreamReply:
         task = msgspec.json.decode(done.body, type=Task)
         name, template = task.id, task.spec
     framed = template.container_spec is None or not template.container_spec.tty
-    lines = engine.cluster.follow(of, name, wanted)
-    return StreamReply(request.status, LogFeed(lines, wanted, framed=framed), stream_type(request, framed=framed))
+    lines = engine.cluster.follow(of, name, asked)
+    return StreamReply(request.status, LogFeed(lines, asked, framed=framed), stream_type(request, framed=framed))
 
 
 def _tail(text: str) -> int:

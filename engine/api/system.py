@@ -199,7 +199,7 @@ async def info(engine: Engine, request: Request) -> Reply:
             generic_resources=_resources(engine.config) or None,
             cdi_spec_dirs=[str(directory) for directory in engine.config.cdi_specs],
             discovered_devices=[DiscoveredDevice("cdi", name) for name in devices] or msgspec.UNSET,
-            warnings=[*_warnings(host, engine.config), *(f"WARNING: {each}" for each in counts.troubles)],
+            warnings=[*_warnings(host, engine.config), *(f"WARNING: {trouble}" for trouble in counts.troubles)],
             log_deliveries=await engine.deliveries.totals() or msgspec.UNSET,
             log_dropped=counts.log_dropped or msgspec.UNSET,
         ),
@@ -269,14 +269,14 @@ async def disk_usage(engine: Engine, request: Request) -> Reply:
     """GET /system/df. The lists go into the totals with `verbose`, and into the older fields
     otherwise: clients that send no version read those.
     """
-    wanted = _kinds(request)
+    kinds = _kinds(request)
     verbose = request.version.has(Flag.DF_VERBOSE) and boolean(request.query, "verbose")
-    running = {kind: asyncio.ensure_future(_USAGES[kind].ask(engine.usage)) for kind in wanted}
+    running = {kind: asyncio.ensure_future(_USAGES[kind].ask(engine.usage)) for kind in kinds}
     try:
         usages = dict(zip(running, await asyncio.gather(*running.values()), strict=True))
     finally:
-        for each in running.values():
-            each.cancel()
+        for task in running.values():
+            task.cancel()
     fields: dict[str, Any] = {}
     for kind, usage in usages.items():
         shown = _USAGES[kind]
