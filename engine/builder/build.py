@@ -79,7 +79,7 @@ class Build:
         self._shown = tuple(self._stages)
         """Those whose steps have lines of their own; the last one is the target."""
         self.steps = [
-            *(Step(each.text, Log(parts.images.temporary)) for each in dockerfile.global_arguments),
+            *(Step(argument.text, Log(parts.images.temporary)) for argument in dockerfile.global_arguments),
             *(step for stage in self._stages for step in stage.steps),
         ]
         if len(self.steps) > MAX_STEPS:
@@ -91,8 +91,8 @@ class Build:
             step.done = True
             step.log.close()
         bases: set[tuple[str, str]] = set()
-        for each in sorted(self._stages, key=lambda stage: stage.index):
-            _name_vertices(each, bases, alone=dockerfiles.is_one(dockerfile))
+        for stage in sorted(self._stages, key=lambda stage: stage.index):
+            _name_vertices(stage, bases, alone=dockerfiles.is_one(dockerfile))
         self._origins = self._found_origins({image for image, _ in bases}) if options.dialect.side_by_side else {}
         # Last: `work` releases them, and a refused build does no work.
         self._used = parts.cache.uses()

@@ -262,8 +262,8 @@ class Builder:
         except AtLine as error:
             failure = error
         findings = await asyncio.to_thread(_findings, check, known, failure)
-        for each in findings.warnings:
-            log.write(each.report)
+        for warning in findings.warnings:
+            log.write(warning.report)
         for failed in (False, True):  # the last report is of the one that failed
             for lane, line in zip(lanes, titles.values(), strict=True):
                 if (failure is not None and line == failure.line) == failed:

@@ -86,11 +86,11 @@ class Cache:
         self._images = images
         self._records = records
         self._table = records.table("step", StepRecord)
-        found = self._table.load()
+        rows = self._table.load()
         self._steps = {
-            key: step for key, step in found.items() if step.image_id in images.index or step.image_id in images.kept
+            key: step for key, step in rows.items() if step.image_id in images.index or step.image_id in images.kept
         }
-        self._unwritten = found.keys() - self._steps.keys()
+        self._unwritten = rows.keys() - self._steps.keys()
         """Keys whose records have changed, or are gone, since they were written."""
         self._by_image: dict[str, set[str]] = {}
         for key, step in self._steps.items():

@@ -147,13 +147,13 @@ def lint(raw: bytes, filename: str, findings: Findings) -> dict[str, bytes]:
     document = _Lint(
         [
             _Warning(
-                rule_name=each.rule.name,
-                description=each.rule.description,
-                url=each.rule.url,
-                detail=each.detail,
-                location=_location(each.first, each.last),
+                rule_name=warning.rule.name,
+                description=warning.rule.description,
+                url=warning.rule.url,
+                detail=warning.detail,
+                location=_location(warning.first, warning.last),
             )
-            for each in findings.warnings
+            for warning in findings.warnings
         ]
         or None,
         [_Source(filename, "Dockerfile", raw)],
@@ -164,9 +164,9 @@ def lint(raw: bytes, filename: str, findings: Findings) -> dict[str, bytes]:
         )
     lines = raw.decode(errors="replace").split("\n")
     text = "".join(
-        f"\nWARNING: {each.rule.name}{f' - {each.rule.url}' if each.rule.url else ''}\n{each.detail}\n"
-        f"{excerpt(filename, lines, each.first, each.last)}"
-        for each in sorted(findings.warnings, key=lambda warned: warned.first)
+        f"\nWARNING: {warning.rule.name}{f' - {warning.rule.url}' if warning.rule.url else ''}\n{warning.detail}\n"
+        f"{excerpt(filename, lines, warning.first, warning.last)}"
+        for warning in sorted(findings.warnings, key=lambda warned: warned.first)
     )
     status = b"1" if findings.warnings or findings.error else b"0"
     return {**_answer(document, text), "result.statuscode": status}
@@ -269,10 +269,10 @@ def _global_arguments(file: Dockerfile) -> dict[str, _Global]:
 
 
 def _uses(file: Dockerfile, stage: Stage, walk: Walk, known: Mapping[str, _Global]) -> _Uses:
-    found = _Uses()
+    uses = _Uses()
     taken: list[str] = []
-    for each in _line_of_bases(file, stage):
-        for text in (each.written.image, each.written.platform):
+    for base_stage in _line_of_bases(file, stage):
+        for text in (base_stage.written.image, base_stage.written.platform):
             taken += _names_in(text, file.arguments.global_variables(), file.escape)
     place = walk.enter(stage)
     for instruction in walk.instructions(stage, place) if place is not None else ():
@@ -284,19 +284,19 @@ def _uses(file: Dockerfile, stage: Stage, walk: Walk, known: Mapping[str, _Globa
                     taken.append(name)
                 else:
                     value = file.arguments.declare(name, default)
-                    found.arguments[name] = _argument(file, expanded, name, value)
+                    uses.arguments[name] = _argument(file, expanded, name, value)
         if isinstance(expanded, Run):
             location = _location(expanded.line, file.ends.get(expanded.line, expanded.line))
             for mount in expanded.mounts:
-                taken_by = {"secret": found.secrets, "ssh": found.agents}.get(mount.type)
+                taken_by = {"secret": uses.secrets, "ssh": uses.agents}.get(mount.type)
                 if taken_by is not None:
                     name = mount.id or "default"
                     taken_by.setdefault(name, _Needed(name=name, required=mount.required, location=location))
     for name in taken:  # grows
-        if name in known and name not in found.arguments:
-            found.arguments[name] = known[name].argument
+        if name in known and name not in uses.arguments:
+            uses.arguments[name] = known[name].argument
             taken += known[name].takes
-    return found
+    return uses
 
 
 def _line_of_bases(file: Dockerfile, stage: Stage) -> Iterator[Stage]:

@@ -311,14 +311,14 @@ class _Choice:
                         taken = name + "/"
                     self._choose(chosen, prefix, name, entry)
             return tuple(chosen.items())
-        found = self._tree.find(prefix + path)
-        if found is None:
+        named = self._tree.find(prefix + path)
+        if named is None:
             if missing:
                 return ()
             raise NotFound(f"{self._tree.where}{source}: no such file or directory")
-        self._choose(chosen, prefix, path, found)
-        if found.kind == DIRECTORY:
-            for name, entry in self._tree.walk(found.path):
+        self._choose(chosen, prefix, path, named)
+        if named.kind == DIRECTORY:
+            for name, entry in self._tree.walk(named.path):
                 self._choose(chosen, prefix, f"{path}/{name}", entry)
         return tuple(chosen.items())
 
@@ -828,14 +828,14 @@ def _mode_change(chmod: str) -> Callable[[int, bool], int]:
         return lambda mode, directory: value
     steps: list[tuple[int, str, str]] = []
     for clause in chmod.split(","):
-        found = _SYMBOLIC.fullmatch(clause)
-        if found is None:
+        parts = _SYMBOLIC.fullmatch(clause)
+        if parts is None:
             raise InvalidParameter(
                 f"invalid chmod parameter: '{chmod}'. it should be octal string and between 0 and 07777"
             )
-        who = found[1] or "a"
+        who = parts[1] or "a"
         mask = 0o7777 if "a" in who else sum({_WHO[one] for one in who})
-        steps += [(mask, operator, what) for operator, what in _ACTION.findall(found[2])]
+        steps += [(mask, operator, what) for operator, what in _ACTION.findall(parts[2])]
 
     def change(mode: int, directory: bool) -> int:
         for mask, operator, what in steps:

@@ -67,7 +67,7 @@ def _malformed(pattern: str) -> InvalidParameter:
 
 def _tokens(pattern: str, *, deep: bool) -> list[_Token]:
     """The elements of a pattern; `deep`: `**` has its meaning."""
-    found: list[_Token] = []
+    tokens: list[_Token] = []
     at = 0
     while at < len(pattern):
         character = pattern[at]
@@ -77,22 +77,22 @@ def _tokens(pattern: str, *, deep: bool) -> list[_Token]:
                 at += 1
                 if pattern[at : at + 1] == "/":
                     at += 1
-                found.append(_Token("." if at == len(pattern) else "/"))
-            elif not found or found[-1].kind != "*":
-                found.append(_Token("*"))
+                tokens.append(_Token("." if at == len(pattern) else "/"))
+            elif not tokens or tokens[-1].kind != "*":
+                tokens.append(_Token("*"))
         elif character == "?":
-            found.append(_Token("?"))
+            tokens.append(_Token("?"))
         elif character == "[":
             expression, at = _class(pattern, at)
-            found.append(_Token("[", expression))
+            tokens.append(_Token("[", expression))
         else:
             if character == "\\":
                 if at == len(pattern):
                     raise _malformed(pattern)
                 character = pattern[at]
                 at += 1
-            found.append(_Token("c", character))
-    return found
+            tokens.append(_Token("c", character))
+    return tokens
 
 
 _EXPRESSIONS = {"?": "[^/]", "*": "[^/]*", "/": "(?:.*/)?", ".": ".*"}

@@ -358,9 +358,9 @@ class KeptContexts:
         if not changed and segments:
             os.utime(directory / _INDEX)
             return _Kept(sum(segments.values()), budget)
-        found = [*_with_twins(known.values(), (*index.records, *records))]
+        kept = [*_with_twins(known.values(), (*index.records, *records))]
         live = dict.fromkeys((*segments, name), 0)
-        for record in found:
+        for record in kept:
             if record.segment:
                 live[record.segment] += record.file.size
         total = sum(live.values())
@@ -377,9 +377,9 @@ class KeptContexts:
             segments = {segment: length for segment, length in segments.items() if live[segment]}
             if len(segments) > SEGMENTS or sum(segments.values()) > 2 * total:
                 name = secrets.token_hex(8)
-                found = _compacted(directory, found, name)
+                kept = _compacted(directory, kept, name)
                 segments = {name: total}
-            self._write(key, _Index(what, segments, found))
+            self._write(key, _Index(what, segments, kept))
         except OSError:
             self._clean(key, index.segments)
             raise

@@ -330,7 +330,7 @@ class Check:
             )
         except InvalidParameter as error:
             unset = self._bases(globals_, error.line if isinstance(error, AtLine) else document.lines[-1].number)
-            suggested = next((found for name in unset if (found := self._hint(name, globals_))), "")
+            suggested = next((hint for name in unset if (hint := self._hint(name, globals_))), "")
             if not isinstance(error, AtLine) or not suggested:
                 raise
             raise AtLine(error.message, error.line, f"{error.reason}{suggested}") from error
@@ -443,15 +443,15 @@ class Check:
         arguments = Arguments(request.arguments, request.platforms, request.target, BUILDKIT)
         unset: list[str] = []
         try:
-            for each in self._before_stages():
-                arguments.declare_global(each, escape)
+            for argument in self._before_stages():
+                arguments.declare_global(argument, escape)
         except InvalidParameter:
             return unset
-        for found in self._read:
-            if not isinstance(found, From) or found.line > last:
+        for instruction in self._read:
+            if not isinstance(instruction, From) or instruction.line > last:
                 continue
             unset = []
-            for text in filter(None, (found.image, found.platform)):
+            for text in filter(None, (instruction.image, instruction.platform)):
                 variables = Variables(arguments.global_variables())
                 try:
                     value = words.expanded(text, variables, escape)
@@ -460,10 +460,10 @@ class Check:
                 for name in dict.fromkeys(variables.missing):
                     if name not in names:
                         detail = f"FROM argument '{name}' is not declared{self._hint(name, names)}"
-                        self._warn(UNDEFINED_ARG_IN_FROM, detail, found.line)
-                if text == found.platform:
+                        self._warn(UNDEFINED_ARG_IN_FROM, detail, instruction.line)
+                if text == instruction.platform:
                     unset = variables.missing
-                    self._platform(found, value, variables)
+                    self._platform(instruction, value, variables)
         return unset
 
     def _platform(self, found: From, value: str, variables: Variables) -> None:
@@ -497,8 +497,8 @@ class Check:
         for stage in file.stages:
             if stage.index not in checked:
                 continue
-            found = base(stage) if stage.parent is None and stage.base != stages.SCRATCH else None
-            self._base_platform(stage, found)
+            image = base(stage) if stage.parent is None and stage.base != stages.SCRATCH else None
+            self._base_platform(stage, image)
             place = walk.enter(stage)
             if place is None:
                 continue

@@ -109,7 +109,7 @@ class Exports:
             target = _Directory(session, f"local:{entry.attributes['dest']}")
         pushing = self._remote.pushing_to(target)
         everything = entry.attributes.get("mode") == "max"
-        chosen = [each for each in made if (everything or each.in_image) and each.state.chain_ids]
+        chosen = [step for step in made if (everything or step.in_image) and step.state.chain_ids]
         vertex.status("preparing build cache for export", complete=True)
         blobs = await _layers(pushing, chosen, vertex)
         raw = await asyncio.to_thread(_configuration, chosen, blobs)

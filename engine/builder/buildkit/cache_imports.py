@@ -187,12 +187,16 @@ async def _read(source: _Source, platform: Platform) -> ImportedCache:
     for _ in range(INDEX_DEPTH + 1):
         manifest = archive.decode(await source.manifest(name), Manifest, name)
         config = manifest.config
-        blobs = {each.digest: each for each in (*manifest.layers, *manifest.manifests)}
+        blobs = {descriptor.digest: descriptor for descriptor in (*manifest.layers, *manifest.manifests)}
         if config is None:
-            config = next((each for each in manifest.manifests if each.media_type == CACHE_CONFIG), None)
+            config = next(
+                (descriptor for descriptor in manifest.manifests if descriptor.media_type == CACHE_CONFIG), None
+            )
         if config is None:
             choice = [
-                (each.platform, each) for each in manifest.manifests if archive.ATTESTATION not in each.annotations
+                (descriptor.platform, descriptor)
+                for descriptor in manifest.manifests
+                if archive.ATTESTATION not in descriptor.annotations
             ]
             chosen = platforms.best(platform, choice)
             if chosen is None:
@@ -204,7 +208,7 @@ async def _read(source: _Source, platform: Platform) -> ImportedCache:
             steps = await asyncio.to_thread(cacheconfig.read, raw)
             return _cache(source, steps, blobs, {})
         image = archive.decode(await source.blob(_digest(config), MAX_DOCUMENT), ImageConfig, config.digest)
-        layers = [each.digest for each in manifest.layers]
+        layers = [descriptor.digest for descriptor in manifest.layers]
         diff_ids = image.rootfs.diff_ids
         steps = await asyncio.to_thread(cacheconfig.read_inline, image.cache, diff_ids, layers)
         return _cache(source, steps, blobs, dict(zip(layers, diff_ids, strict=True)))

@@ -152,60 +152,62 @@ class Wanted(NamedTuple):
     """Names that clients give the directories of named contexts."""
 
 
-def read(given: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[str, str] | None = None) -> Wanted:
+def read(attributes: Mapping[str, str], frontend: str, gateway: str, inputs: Mapping[str, str] | None = None) -> Wanted:
     """The options of `dockerfile.v0`. `gateway`: the address that `host-gateway` stands for.
     `inputs`: results of other builds, by name.
     """
-    _check(given, frontend, inputs or {})
-    arguments, labels = _with_prefix(given, "build-arg:"), _with_prefix(given, "label:")
-    network = given.get("force-network-mode", "")
+    _check(attributes, frontend, inputs or {})
+    arguments, labels = _with_prefix(attributes, "build-arg:"), _with_prefix(attributes, "label:")
+    network = attributes.get("force-network-mode", "")
     host = HostConfig(
         network_mode="" if network in ("default", "sandbox") else network,
-        shm_size=_number(given, "shm-size"),
-        cgroup_parent=given.get("cgroup-parent", ""),
-        memory=_number(given, "memory"),
-        memory_swap=_number(given, "memswap", _OR_UNLIMITED),
-        cpu_shares=_number(given, "cpushares"),
-        cpu_period=_number(given, "cpuperiod"),
-        cpu_quota=_number(given, "cpuquota", _OR_UNLIMITED),
-        cpuset_cpus=given.get("cpusetcpus", ""),
-        cpuset_mems=given.get("cpusetmems", ""),
-        ulimits=_ulimits(given.get("ulimit", "")) or None,
-        extra_hosts=[each.replace("=", ":", 1) for each in listed(given, "add-hosts")] or None,
+        shm_size=_number(attributes, "shm-size"),
+        cgroup_parent=attributes.get("cgroup-parent", ""),
+        memory=_number(attributes, "memory"),
+        memory_swap=_number(attributes, "memswap", _OR_UNLIMITED),
+        cpu_shares=_number(attributes, "cpushares"),
+        cpu_period=_number(attributes, "cpuperiod"),
+        cpu_quota=_number(attributes, "cpuquota", _OR_UNLIMITED),
+        cpuset_cpus=attributes.get("cpusetcpus", ""),
+        cpuset_mems=attributes.get("cpusetmems", ""),
+        ulimits=_ulimits(attributes.get("ulimit", "")) or None,
+        extra_hosts=[entry.replace("=", ":", 1) for entry in listed(attributes, "add-hosts")] or None,
     )
-    named = ",".join(listed(given, "platform"))
+    named = ",".join(listed(attributes, "platform"))
     if "," in named:
         raise Unimplemented("platform: this engine builds for one platform at a time")
-    url = given.get("context", "")
-    filename = given.get("filename", "") or "Dockerfile"
+    url = attributes.get("context", "")
+    filename = attributes.get("filename", "") or "Dockerfile"
     return Wanted(
         options=Options(
             dialect=BUILDKIT,
             dockerfile=filename,
             remote="" if _upload_path(url) else url,
-            no_cache=given.get("no-cache") == "",
-            no_cache_stages=frozenset(each.strip().lower() for each in listed(given, "no-cache")),
-            cache_namespace=given.get("build-arg:BUILDKIT_CACHE_MOUNT_NS", ""),
-            hostname=given.get("build-arg:BUILDKIT_SANDBOX_HOSTNAME", "") or given.get("hostname", "") or SANDBOX,
+            no_cache=attributes.get("no-cache") == "",
+            no_cache_stages=frozenset(entry.strip().lower() for entry in listed(attributes, "no-cache")),
+            cache_namespace=attributes.get("build-arg:BUILDKIT_CACHE_MOUNT_NS", ""),
+            hostname=attributes.get("build-arg:BUILDKIT_SANDBOX_HOSTNAME", "")
+            or attributes.get("hostname", "")
+            or SANDBOX,
             force_remove=True,  # BuildKit leaves no containers
-            pull=given.get("image-resolve-mode", "") == "pull",
+            pull=attributes.get("image-resolve-mode", "") == "pull",
             host=options.host(host, gateway),
             arguments=dict(arguments),
             labels=labels,
-            target=given.get("target", ""),
+            target=attributes.get("target", ""),
             platform=options.platform(named, BUILDKIT),
         ),
         filename=filename,
-        context=given.get("contextkey", "") or "context",
-        dockerfile=given.get("dockerfilekey", "") or "dockerfile",
-        own_dockerfile=bool(url) and "dockerfilekey" in given,
+        context=attributes.get("contextkey", "") or "context",
+        dockerfile=attributes.get("dockerfilekey", "") or "dockerfile",
+        own_dockerfile=bool(url) and "dockerfilekey" in attributes,
         url=url,
-        named=_with_prefix(given, "context:"),
+        named=_with_prefix(attributes, "context:"),
         inputs=dict(inputs or {}),
-        imports=cache_imports.entries(given),
-        sessions=_with_prefix(given, "local-sessionid:"),
-        call=given.get("requestid", ""),
-        shared_keys=_with_prefix(given, "sharedkey:localdir:"),
+        imports=cache_imports.entries(attributes),
+        sessions=_with_prefix(attributes, "local-sessionid:"),
+        call=attributes.get("requestid", ""),
+        shared_keys=_with_prefix(attributes, "sharedkey:localdir:"),
     )
 
 

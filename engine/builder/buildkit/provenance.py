@@ -54,7 +54,7 @@ def predicate(inputs: Inputs) -> bytes:
         parameters["args"] = arguments
     if not url:
         parameters["locals"] = [{"name": "context"}, {"name": "dockerfile"}]
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "builder": {"id": ""},
         "buildType": _BUILD_TYPE,
         "materials": [_material(name, record) for name, record in sorted(inputs.bases.items())],
@@ -73,8 +73,8 @@ def predicate(inputs: Inputs) -> bytes:
     }
     vcs = {name.removeprefix(_VCS): value for name, value in attributes.items() if name.startswith(_VCS)}
     if vcs:
-        found["metadata"][f"{_BUILD_TYPE}#metadata"] = {"vcs": vcs}
-    return msgspec.json.encode(found)
+        document["metadata"][f"{_BUILD_TYPE}#metadata"] = {"vcs": vcs}
+    return msgspec.json.encode(document)
 
 
 def _material(name: str, record: ImageRecord) -> dict[str, Any]:

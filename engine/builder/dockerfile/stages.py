@@ -78,15 +78,15 @@ def read(
         check_frontend(scope_arguments.get("BUILDKIT_SYNTAX") or document.syntax)
     if instructions is None:
         instructions = [read_line(line, document.escape, dialect) for line in document.lines]
-    given = list(zip(document.lines, instructions, strict=True))
+    numbered = list(zip(document.lines, instructions, strict=True))
     if not target:
-        target = next((each.name for _, each in reversed(given) if isinstance(each, From)), "")
+        target = next((last.name for _, last in reversed(numbered) if isinstance(last, From)), "")
     arguments = Arguments(scope_arguments, platforms, target, dialect)
     global_arguments: list[Arg] = []
     stages: list[Stage] = []
     named: dict[str, list[int]] = {}
     bodies: list[list[Instruction]] = []
-    for line, instruction in given:
+    for line, instruction in numbered:
         try:
             if isinstance(instruction, From):
                 stage = _stage(instruction, line, len(stages), named, arguments, document.escape)
@@ -107,7 +107,7 @@ def read(
         raise InvalidParameter("No image was generated. Is your Dockerfile empty? (it has no FROM)")
     for body in bodies:
         arguments.mention(name for one in body if isinstance(one, Arg) for name, _ in one.pairs)
-    found = Dockerfile(
+    file = Dockerfile(
         stages=tuple(
             msgspec.structs.replace(stage, instructions=tuple(body)) for stage, body in zip(stages, bodies, strict=True)
         ),
@@ -119,8 +119,8 @@ def read(
         ends=document.ends,
         comments=document.comments,
     )
-    _ordered(found, range(len(stages)))
-    return found
+    _ordered(file, range(len(stages)))
+    return file
 
 
 def check(dockerfile: Dockerfile, target: str) -> None:
@@ -149,24 +149,24 @@ def read_line(line: Line, escape: str, dialect: Dialect) -> Instruction:
 def _stage(
     instruction: From, line: Line, index: int, named: Mapping[str, Sequence[int]], arguments: Arguments, escape: str
 ) -> Stage:
-    given = records.expand(instruction, arguments.global_variables(), escape)
-    assert isinstance(given, From)
-    if not given.image:
+    expanded = records.expand(instruction, arguments.global_variables(), escape)
+    assert isinstance(expanded, From)
+    if not expanded.image:
         raise InvalidParameter(f"base name ({instruction.image}) should not be blank")
-    if instruction.platform and not given.platform:
+    if instruction.platform and not expanded.platform:
         raise InvalidParameter(f"empty platform value from expression {instruction.platform}")
-    earlier = named.get(given.image if arguments.dialect.earlier_stages else given.image.lower())
+    earlier = named.get(expanded.image if arguments.dialect.earlier_stages else expanded.image.lower())
     parent = earlier[-1] if earlier else None
-    if parent is None and given.image != SCRATCH and not _IDENTIFIER.fullmatch(given.image):
-        _check_reference(given.image)
+    if parent is None and expanded.image != SCRATCH and not _IDENTIFIER.fullmatch(expanded.image):
+        _check_reference(expanded.image)
     try:
-        platform = normalized(given.platform) if given.platform else ""
+        platform = normalized(expanded.platform) if expanded.platform else ""
     except InvalidParameter as error:
         raise InvalidParameter(f"failed to parse platform {instruction.platform}: {error.message}") from error
     return Stage(
         index=index,
-        name=given.name,
-        base=given.image,
+        name=expanded.name,
+        base=expanded.image,
         parent=parent,
         platform=platform,
         text=line.original,

@@ -69,9 +69,9 @@ async def apply(stage: StageBuild, instruction: Copy | Add, log: Log) -> None:
             quick = (
                 await stage.compute(lambda: keys.key_of(before.key, "copy", how, source.key, names, config=config)),
             )
-            found = None if stage.no_cache else stage.site.parts.cache.find(quick[0])
-            if found is not None and not stage.site.options.cache_from:
-                stage.go_on(found, log)
+            cached = None if stage.no_cache else stage.site.parts.cache.find(quick[0])
+            if cached is not None and not stage.site.options.cache_from:
+                stage.go_on(cached, log)
                 return
         selection = await _select(stage, instruction, name, source.tree, borrowed, log, is_directory)
         key = await stage.compute(lambda: keys.key_of(before.key, "copy", how, selection.digest, config=config))
