@@ -308,7 +308,7 @@ class Drivers:
         networks = [*networks]
         for network in networks:
             if network.link is not None:
-                self.bridges.replug(network, network.link)
+                self.bridges.replug(network, network.link, restarted=True)
         self.bridges.forget_ended(networks)
 
     def local_subnets(self) -> list[IPv4Network]:

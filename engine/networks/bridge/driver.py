@@ -352,7 +352,10 @@ class BridgeDriver:
             with self._putting_back:
                 if number in self.trunks.missing(network):
                     self.replug(network, bridge)
-                lower = self.trunks.lower(network, number) or self.trunks.make(network, bridge, number)
+                lower = self.trunks.lower(network, number)
+                if lower is None:
+                    lower = self.trunks.make(network, bridge, number)
+                    self.trunks.finish(network, number)
         self._links.apply(trunks.leaf(lower, network, namespace, name, interface))
 
     # --- bridges that other programs delete -------------------------------------------------------
@@ -396,9 +399,10 @@ class BridgeDriver:
             if self.trunks.missing(network):
                 self.replug(network, bridge)
 
-    def replug(self, network: Network, link: Link) -> None:
-        """Attach every endpoint of the network to this bridge, and make again what is lost of those
-        over trunks.
+    def replug(self, network: Network, link: Link, *, restarted: bool = False) -> None:
+        """Attach every endpoint of the network to this bridge, and make lost trunks again with the
+        endpoints over them. `restarted`: the daemon has just started, and does not know which
+        trunks there were.
 
         Skips those whose container has ended.
         """
@@ -412,32 +416,59 @@ class BridgeDriver:
             host.ignore_router_advertisements(sandboxes.host_end(each))
         self.trunks.attach(network, link)
         changes = (rtnl.change_link(sandboxes.host_end(each), master=link.ifindex) for each in ids)
-        for (sandbox, settings), failure in zip(present, self._links.outcomes(changes), strict=True):
+        shared = []
+        for plan, failure in zip(present, self._links.outcomes(changes), strict=True):
             try:
-                if failure is not None and failure.errno != errno.ENODEV:
+                if failure is not None:
                     raise failure
-                if failure is None:
-                    self._isolate(network, settings.endpoint_id)
-                    if bridges_call_netfilter():
-                        self.reflect(settings.endpoint_id)
-                elif self._empty is not None and sandbox.namespace >= 0:
-                    self._replace_leaf(network, link, sandbox.namespace, settings)
-            except (OSError, EngineError) as error:
-                _log.warning("network %s: %s", network.record.name, words(error))
+                self._isolate(network, plan[1].endpoint_id)
+                if bridges_call_netfilter():
+                    self.reflect(plan[1].endpoint_id)
+            except OSError as error:
+                if error.errno == errno.ENODEV:
+                    shared.append(plan)
+                else:
+                    _log.warning("network %s: %s", network.record.name, words(error))
+        if self._empty is not None:
+            self._replace_trunks(network, link, shared, restarted)
 
-    def _replace_leaf(self, network: Network, bridge: Link, namespace: int, settings: EndpointSettings) -> None:
-        """Make an endpoint's link over a trunk again if its namespace has lost it."""
-        interface = endpoints.interface(network, settings)
-        present = sandboxes.macs(namespace)
-        if interface.mac in present.values():
+    def _replace_trunks(
+        self, network: Network, bridge: Link, shared: Iterable[tuple[Sandbox, EndpointSettings]], restarted: bool
+    ) -> None:
+        """Make the trunks of these endpoints again that are lost, with all links over them."""
+        missing = self.trunks.missing(network)
+        lost: dict[int, list[tuple[Sandbox, EndpointSettings]]] = {}
+        for sandbox, settings in shared:
+            number = trunks.number_of(endpoints.interface(network, settings).addresses[0])
+            if number in missing or (restarted and self.trunks.lower(network, number) is None):
+                lost.setdefault(number, []).append((sandbox, settings))
+        for number, plans in lost.items():
+            where = f"network {network.record.name}, trunk {number}"
+            try:
+                lower = self.trunks.make(network, bridge, number)
+            except OSError as error:
+                _log.warning("%s: %s", where, words(error))
+                continue
+            for sandbox, settings in plans:
+                try:
+                    self._replace_leaf(network, bridge, lower, sandbox.namespace, settings)
+                except (OSError, EngineError) as error:
+                    _log.warning("%s, container %s: %s", where, sandbox.container_id, words(error))
+            self.trunks.finish(network, number)
+
+    def _replace_leaf(
+        self, network: Network, bridge: Link, lower: Link, namespace: int, settings: EndpointSettings
+    ) -> None:
+        if namespace < 0:  # its process has ended
             return
-        number = trunks.number_of(interface.addresses[0])
-        lower = self.trunks.lower(network, number) or self.trunks.make(network, bridge, number)
-        name = interface.name or sandboxes.next_name(network.options.prefix, present)
-        self._links.apply(trunks.leaf(lower, network, namespace, name, interface))
-        sandboxes.finish(namespace, name, self._with_neighbours(network, bridge, interface))
-        gateways = [ip_address(text) for text in (settings.gateway, settings.ipv6_gateway) if text]
-        sandboxes.route_if_none(namespace, gateways)
+        interface = self._with_neighbours(network, bridge, endpoints.interface(network, settings))
+        present = sandboxes.macs(namespace)
+        if interface.mac not in present.values():
+            name = interface.name or sandboxes.next_name(network.options.prefix, present)
+            self._links.apply(trunks.leaf(lower, network, namespace, name, interface))
+            sandboxes.finish(namespace, name, interface)
+            gateways = [ip_address(text) for text in (settings.gateway, settings.ipv6_gateway) if text]
+            sandboxes.route_if_none(namespace, gateways)
 
 
 def _present(network: Network) -> list[tuple[Sandbox, EndpointSettings]]:

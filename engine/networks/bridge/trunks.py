@@ -55,8 +55,8 @@ class Trunks:
         """Lower devices by network id and number."""
 
     def adopt(self, networks: Iterable[Network], present: Iterable[Link]) -> None:
-        """Take over the trunks of a daemon before, among the links of this host. One that it has
-        not finished is deleted; no endpoint is on it.
+        """Take over the trunks of a daemon before, among the links of this host. Those that it has
+        not finished are deleted; `BridgeDriver.replug` makes what endpoints need again.
         """
         found = {link.name: link for link in present if link.kind == "veth" and link.name.startswith(("tr", "tl"))}
         for network in networks if found else ():
@@ -87,7 +87,9 @@ class Trunks:
         return [number for number in self._numbers(network) if self.lower(network, number) is None]
 
     def make(self, network: Network, bridge: Link, number: int) -> Link:
-        """Make a trunk; returns its lower device. A failure leaves nothing behind."""
+        """Make a trunk; returns its lower device. A failure leaves nothing behind. `finish` is to
+        follow.
+        """
         (port, lower), mtu = names(network, number), network.options.mtu
         home = namespaces.network()
         try:
@@ -99,8 +101,6 @@ class Trunks:
                 host.ignore_router_advertisements(end)
             self._links.apply(rtnl.change_link(lower, up=True, without_ipv6_address=host.has_ipv6(mtu)))
             self._attach(network, bridge, port)
-            # last: it says that the trunk is finished
-            self._links.apply(rtnl.change_link(port, alias=self._alias))
             link = self._links.link(lower)
             assert link is not None
         except BaseException:
@@ -108,6 +108,12 @@ class Trunks:
             raise
         self._lower.setdefault(network.record.id, {})[number] = link
         return link
+
+    def finish(self, network: Network, number: int) -> None:
+        """The trunk has all endpoints that were on it before. One that is not finished when the
+        daemon is killed is made again.
+        """
+        self._links.apply(rtnl.change_link(names(network, number)[0], alias=self._alias))
 
     def attach(self, network: Network, bridge: Link) -> None:
         """Put all trunks that there are into the bridge, which may be a new one."""
