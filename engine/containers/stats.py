@@ -2,9 +2,10 @@
 of the API.
 
 A sample is taken once a second for each watched container, whatever the number of its watchers, and
-encoded once for each shape that they request. Without watchers there is no task, no thread and no
-open file. A reading that costs the loop more than a millisecond goes to a thread of the sampler's
-own.
+encoded once for each shape that they request. Thousands of watched containers get theirs less often
+(`SHARE`), and `preread` says when the one before was taken. Without watchers there is no task, no
+thread and no open file. A reading that costs the loop more than a millisecond goes to a thread of
+the sampler's own.
 
 CPU percentage. Clients divide the growth from `precpu_stats` to `cpu_stats` by that of
 `system_cpu_usage`, so the first sample of a watcher needs an earlier reading. If there is none from
@@ -59,6 +60,13 @@ PAUSE = 1.0
 """Seconds between the empty statistics of a container that does not run."""
 PRIME = 0.25
 """Seconds between the two readings behind the first sample of a container without watchers."""
+
+SHARE = 0.5
+"""Part of one CPU that samples may take, with their encoding. With more watched containers than fit
+into it, all of them are sampled less often."""
+
+_STEPS = 4
+"""Steps of an interval in which it grows then: all containers keep one clock."""
 
 _SLICE = 32
 """Containers read in one batch; the work that holds the GIL stays well below a millisecond."""
@@ -186,13 +194,47 @@ NO_READING = Reading(CpuStats(), 0)
 """In place of the previous reading of a sample that is taken alone (`one-shot`)."""
 
 
+class _Processor:
+    """The processor time of samples, and how often they may be taken for it."""
+
+    __slots__ = ("_each", "_samples", "_seconds")
+
+    def __init__(self) -> None:
+        self._each = 0.0
+        """Seconds for one sample, of late."""
+        self._seconds = 0.0
+        self._samples = 0
+
+    def took(self, seconds: float, samples: int = 0) -> None:
+        """So many seconds for so many samples, or for what is made of them."""
+        self._seconds += seconds
+        self._samples += samples
+
+    def pace(self, watched: int, interval: float) -> float:
+        """The number of intervals between two samples of one of so many containers; called before
+        each round of samples.
+        """
+        if self._samples:
+            self._each += (self._seconds / self._samples - self._each) / 2
+            self._seconds, self._samples = 0.0, 0
+        return max(1.0, math.ceil(watched * self._each / (SHARE * interval) * _STEPS) / _STEPS)
+
+
 class _Moment:
     """One sample beside the reading before it, encoded when first asked for."""
 
-    __slots__ = ("_encoded", "_machine", "_sample", "previous", "reading", "taken")
+    __slots__ = ("_encoded", "_machine", "_processor", "_sample", "previous", "reading", "taken")
 
-    def __init__(self, sample: Sample, reading: Reading, previous: Reading, machine: int) -> None:
+    def __init__(
+        self,
+        sample: Sample,
+        reading: Reading,
+        previous: Reading,
+        machine: int,
+        processor: _Processor | None = None,
+    ) -> None:
         self.taken = time.monotonic()
+        self._processor = processor
         self.reading = reading
         self._sample = sample
         self.previous = previous
@@ -202,7 +244,10 @@ class _Moment:
     def encoded(self, encode: Encode) -> bytes:
         kept = self._encoded.get(encode)
         if kept is None:
+            begun = time.thread_time()
             kept = self._encoded[encode] = encode(self.stats()) + b"\n"
+            if self._processor is not None:
+                self._processor.took(time.thread_time() - begun)
         return kept
 
     def stats(self) -> Stats:
@@ -306,6 +351,7 @@ class Statistics:
         self._changed = asyncio.Event()
         # seconds for one container, as measured last; the first guess is a high one
         self._cost = 100e-6
+        self._processor = _Processor()
 
     def stream(
         self, container_id: str, *, pid: int, cgroup: str, network: bool = True, encode: Encode = newest
@@ -505,7 +551,8 @@ class Statistics:
                 except TimeoutError:
                     pass
                 now = loop.time()
-                following = grid + math.ceil((now + self._prime - grid) / self._interval) * self._interval
+                interval = self._interval * self._processor.pace(len(self._watched), self._interval)
+                following = grid + math.ceil((now + self._prime - grid) / interval) * interval
                 together = [watched for watched in self._watched.values() if watched.due <= now + _TOGETHER]
                 for watched in together:
                     watched.due = following
@@ -527,11 +574,13 @@ class Statistics:
                 continue
             counters = [source for watched in part if (source := watched.counters or watched.reopen) is not None]
             if self._cost * len(part) <= _LOOP_BUDGET:
-                taken, now, spent = self._readings(counters, system)
+                taken, now, spent, busy = self._readings(counters, system)
             else:
-                taken, now, spent = await self._thread.run(self._readings, counters, system)
+                taken, now, spent, busy = await self._thread.run(self._readings, counters, system)
             system = now
             self._cost += (spent / len(part) - self._cost) / 4
+            self._processor.took(busy, len(part))
+            begun = time.thread_time()
             for watched, sample in zip(part, taken, strict=True):
                 if watched.over:
                     continue
@@ -539,7 +588,9 @@ class Statistics:
                     self._gone(watched)
                 else:
                     reading = Reading(cpu_stats(sample, *now), time.time_ns())
-                    watched.deliver(_Moment(sample, reading, watched.before or reading, self._machine))
+                    moment = _Moment(sample, reading, watched.before or reading, self._machine, self._processor)
+                    watched.deliver(moment)
+            self._processor.took(time.thread_time() - begun)
 
     def _gone(self, watched: _Watched) -> None:
         """Its cgroup no longer exists."""
@@ -550,13 +601,14 @@ class Statistics:
 
     def _readings(
         self, counters: Sequence[Counters | Callable[[], Counters]], system: tuple[int, tuple[int, ...]] | None
-    ) -> tuple[list[Sample | None], tuple[int, tuple[int, ...]], float]:
-        begin = time.perf_counter()
+    ) -> tuple[list[Sample | None], tuple[int, tuple[int, ...]], float, float]:
+        """The samples, the processors' times, and the seconds for it: passed, and of a CPU."""
+        begin, busy = time.perf_counter(), time.thread_time()
         if system is None:
             system = self._system()
         kept = iter(samples([each for each in counters if not callable(each)]))
         taken = [_once(each) if callable(each) else next(kept) for each in counters]
-        return taken, system, time.perf_counter() - begin
+        return taken, system, time.perf_counter() - begin, time.thread_time() - busy
 
     def _system(self) -> tuple[int, tuple[int, ...]]:
         if self._processors is None:

@@ -21,7 +21,16 @@ import pytest
 
 from engine._fast.cgroup import NO_LIMIT, Counters, Sample
 from engine.containers import stats
-from engine.containers.stats import Reading, Statistics, blkio_stats, cpu_stats, memory_stats, newest, stopped
+from engine.containers.stats import (
+    Reading,
+    Statistics,
+    _Processor,
+    blkio_stats,
+    cpu_stats,
+    memory_stats,
+    newest,
+    stopped,
+)
 from engine.errors import ServerError
 from engine.runtime.cgroups import Cgroups
 from engine.system import limits
@@ -430,8 +439,8 @@ def test_many_containers_are_read_in_the_thread(live: LiveCgroup) -> None:
 
         def readings(*arguments: Any) -> Any:
             readers.add(threading.get_ident())
-            taken, system, _ = real(*arguments)
-            return taken, system, 1.0
+            taken, system, _, busy = real(*arguments)
+            return taken, system, 1.0, busy
 
         statistics._readings = readings  # type: ignore[method-assign]
         statistics._cost = 1.0
@@ -508,6 +517,21 @@ def test_a_lack_of_threads_ends_no_stream(live: LiveCgroup, monkeypatch: pytest.
         raise ServerError("the host allows no more threads")
 
     drive(live, body)
+
+
+@pytest.mark.parametrize(
+    ("watched", "pace"), [(1, 1.0), (5_000, 1.0), (5_001, 1.25), (7_500, 1.5), (10_000, 2.0), (20_000, 4.0)]
+)
+def test_thousands_are_sampled_less_often(watched: int, pace: float) -> None:
+    """Half of a CPU has 5,000 samples of 100 us a second."""
+    processor = _Processor()
+    assert processor.pace(watched, 1.0) == 1.0
+    for _ in range(60):  # it adapts
+        processor.took(0.0059, 100)
+        processor.took(0.0041 - 1e-9)
+        found = processor.pace(watched, 1.0)
+    assert found == pace == processor.pace(watched, 1.0)
+    assert processor.pace(watched, 10.0) == 1.0
 
 
 def test_directories_of_v2_and_hybrid() -> None:
