@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import gc
 import os
 import select
 import signal
@@ -64,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.geteuid() != 0:
         print("engined: must run as root: it makes mounts, namespaces and cgroups", file=sys.stderr)
         return 1
+    # Nearly all objects made at start live as long as the daemon, which enables this again.
+    gc.disable()
     # Loads uvloop and the engine's parts, which --version, stop and check do not need.
     from engine.daemon import run
 

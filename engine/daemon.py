@@ -30,13 +30,16 @@ from engine import __version__
 from engine.api import application, authorization
 from engine.api.engine import Engine
 from engine.api.metrics import MetricsApplication
-from engine.builder.builder import Builder
+from engine.api.routes import Phase
+from engine.api.starting import StartingApplication
 from engine.builder.buildkit.front import BuildKit
 from engine.builder.buildkit.session import Sessions
+from engine.builder.loading import Builds
 from engine.cluster.cluster import Cluster
 from engine.cluster.parts import Parts as ClusterParts
 from engine.common import proxies
 from engine.common.facts import Counts, Host
+from engine.common.turns import Turn
 from engine.config import INHERITED, Config, Source, encode, reloads
 from engine.containers import boot, defaults, log_plan
 from engine.containers.container import Container
@@ -202,8 +205,10 @@ class Daemon:
         """Former ones, which may still be asked about the replies of requests under way."""
 
     async def open(self, stack: contextlib.AsyncExitStack) -> None:
-        """Build all parts, restore running containers, then listen. `stack` closes the parts in
-        reverse order.
+        """Build all parts, listen, and restore running containers. `stack` closes the parts in
+        reverse order, but listeners first.
+
+        Requests are answered as soon as what they need is there (`api/starting.py`).
         """
         # First, because an invalid file must leave nothing on the host.
         self.cgroups = await asyncio.to_thread(Cgroups.detect)
@@ -213,19 +218,39 @@ class Daemon:
         self._watch_signals(stack)
         calls.check()
         await asyncio.to_thread(detached_mounts.check_root)
+        gc.disable()
         await self._open_stores(stack)
         await self._open_containers(stack)
-        await self._restore(stack)
         await threads.start_all()
-        await self._listen(stack)
+        async with contextlib.AsyncExitStack() as serving:
+            starting = self._build_api(serving)
+            # Managed plugins, which may be asked whether a request is allowed, run after
+            # `_restore`.
+            authorized = bool(self.config.authorization_plugins)
+            if not authorized:
+                await self._listen(serving)
+            try:
+                await self._restore(stack, starting)
+                if authorized:
+                    self._chain = await self._authorization(self.config)
+                    self.server.serve(self._application())
+                    await self._listen(serving)
+            except BaseException:
+                starting.fail()
+                raise
+            stack.push_async_callback(serving.pop_all().aclose)
         self._serves = True
-        self._started.set()
+        # In one turn: one that a client stops now would look as if it had to be started.
         for container in self.containers:
             boot.start(container)
-        # Objects made at start live as long as the daemon, so garbage collections need not visit
-        # them.
-        gc.collect()
+        self.engine.restoring = False
+        starting.reach(Phase.RESTORED)
+        self.server.serve(self._application())
+        await self.attachments.serve_restored()
+        self._started.set()
+        # Garbage collections need not visit what was made so far.
         gc.freeze()
+        gc.enable()
 
     def _claim(self, stack: contextlib.AsyncExitStack) -> None:
         """Make ROOT and RUN, and take the locks of RUN and of the bridge."""
@@ -309,9 +334,7 @@ class Daemon:
         stack.push_async_callback(self.grace_period.settled)
 
     async def _open_containers(self, stack: contextlib.AsyncExitStack) -> None:
-        """Connect to the monitor, which has kept processes and exits since the last daemon, and
-        load the containers from their records.
-        """
+        """Load the containers from their records."""
         config = self.config
         remapped = self.defaults.ids is not None
         self.facts = await asyncio.to_thread(
@@ -349,6 +372,25 @@ class Daemon:
         self._subscribe()
         self.oom = OomNotices(self.cgroups, self.containers.lifecycle)
         stack.callback(self.oom.close)
+        self.cluster = Cluster(
+            ClusterParts(
+                config=self.config,
+                records=self.records,
+                containers=self.containers,
+                images=self.images,
+                remote=self.remote,
+                networks=self.networks,
+                attachments=self.attachments,
+                volumes=self.volumes,
+                events=self.events,
+                host=self.facts,
+                counts=self._counts,
+            )
+        )
+        await self.containers.load()
+
+    async def _open_monitor(self, stack: contextlib.AsyncExitStack) -> None:
+        """Connect to the monitor, which has kept processes and exits since the last daemon."""
         await self.monitor.open(hold=True)
         self._took_over = bool(self.monitor.processes or self.monitor.exits)
         stack.push_async_callback(self._close_monitor)
@@ -368,39 +410,28 @@ class Daemon:
         lifecycle.gone.subscribe(lambda container: memory.trim_soon())
         self.images.idle.when_idle(memory.trim_soon)
 
-    async def _restore(self, stack: contextlib.AsyncExitStack) -> None:
+    async def _restore(self, stack: contextlib.AsyncExitStack, starting: StartingApplication) -> None:
         """Correct the records by the processes that run, and remove leftovers of a crash."""
-        self.cluster = Cluster(
-            ClusterParts(
-                config=self.config,
-                records=self.records,
-                containers=self.containers,
-                images=self.images,
-                remote=self.remote,
-                networks=self.networks,
-                attachments=self.attachments,
-                volumes=self.volumes,
-                events=self.events,
-                host=self.facts,
-                counts=self._counts,
-            )
-        )
+        await self._open_monitor(stack)
         await self.cluster.restore()
         await self.containers.take_over()
         # before the containers, whose volumes they have
         await self.managed.open()
         await self.containers.open()
-        for container in self.containers:
-            self.oom.begin(container)
-            self.packing.rotated(container.id)
-        await self.networks.settle()
-        await self.attachments.settle()
         self.images.changed.subscribe(self.containers.images_changed)
         self.execs.open()
         self.containers.lifecycle.ended.subscribe(lambda container: self.execs.run_ended(container.id))
         self._restored = True
         await self.health.resume(self.containers)
         stack.push_async_callback(self.health.close)
+        starting.reach(Phase.KNOWN)
+        turn = Turn()
+        for container in [*self.containers]:
+            self.oom.begin(container)
+            self.packing.rotated(container.id)
+            await turn.over()
+        await self.networks.settle()
+        await self.attachments.settle()
         await self._end_strays()
         self.monitor.deliver()
         live = {container.id for container in self.containers}
@@ -409,14 +440,15 @@ class Daemon:
         await asyncio.to_thread(_sweep_directories, self.config.root / "containers", live)
         await self.deliveries.open()
         await self.deliveries.sweep(live, self._runs)
-        parts = self.config, self.records, self.containers, self.images, self.remote, self.events, self.sessions
-        self.builder = Builder(*parts)
-        self.builder.open()
+        await self.builder.open()
         stack.push_async_callback(self.builder.close)
         stack.push_async_callback(self.containers.settled)
 
-    async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
+    def _build_api(self, stack: contextlib.AsyncExitStack) -> StartingApplication:
+        """What answers requests, and the server of it."""
         config = self.config
+        parts = config, self.records, self.containers, self.images, self.remote, self.events, self.sessions
+        self.builder = Builds(*parts)
         buildkit = BuildKit(
             *(config, self.records, self.sessions, self.builder, self.images),
             gateway=lambda: self.networks.host_gateway,
@@ -443,22 +475,28 @@ class Daemon:
             statistics=self.statistics,
             usage=Usages(self.containers, self.images, self.volumes, self.builder),
             volumes=self.volumes,
+            restoring=True,
         )
         self.containers.lifecycle.gone.subscribe(lambda container: engine.kept.forget(container.id))
-        self._chain = await self._authorization(config)
+        self.containers.lifecycle.gone.subscribe(lambda container: engine.usage.sizes.forget(container.id))
         stack.push_async_callback(self._close_chains)
-        self.server = server = Server(self._application())
-        if config.metrics:
-            measured = Server(MetricsApplication(engine, host.own_process))
-            stack.push_async_callback(measured.close)
-            name, _, port = config.metrics.rpartition(":")
-            bound = await measured.listen_tcp(name.strip("[]"), int(port), None)
-            _log.info("metrics: http://%s:%d/metrics", name, bound)
+        starting = StartingApplication(engine)
+        self.server = server = Server(starting)
         stack.push_async_callback(engine.websockets.close)
         stack.push_async_callback(self.sessions.close)
         stack.push_async_callback(buildkit.close)
         stack.push_async_callback(server.close)
         stack.callback(self.processes.give_up_starts)
+        return starting
+
+    async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
+        config, server = self.config, self.server
+        if config.metrics:
+            measured = Server(MetricsApplication(self.engine, host.own_process))
+            stack.push_async_callback(measured.close)
+            name, _, port = config.metrics.rpartition(":")
+            bound = await measured.listen_tcp(name.strip("[]"), int(port), None)
+            _log.info("metrics: http://%s:%d/metrics", name, bound)
         context = _tls(config)
         for path in config.sockets:
             if path.startswith(INHERITED):

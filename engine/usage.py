@@ -21,8 +21,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from engine.builder.builder import Builder
+from engine.builder.loading import Builds
 from engine.common import times
+from engine.common.turns import Turn
 from engine.containers import listing, views
 from engine.containers.containers import Containers
 from engine.containers.lifecycle import State
@@ -36,9 +37,6 @@ from engine.wire.system import CacheRecord
 from engine.wire.volumes import Volume
 
 T = TypeVar("T")
-
-TURN = 0.001
-"""Seconds for which a long list is made before other tasks run."""
 
 _ACTIVE = frozenset((State.RUNNING, State.PAUSED, State.RESTARTING))
 
@@ -64,12 +62,13 @@ class Usage(NamedTuple, Generic[T]):
 class Usages:
     """See the module."""
 
-    def __init__(self, containers: Containers, images: ImageStore, volumes: VolumeStore, builder: Builder) -> None:
+    def __init__(self, containers: Containers, images: ImageStore, volumes: VolumeStore, builder: Builds) -> None:
         self._containers = containers
         self._images = images
         self._volumes = volumes
         self._builder = builder
-        self._sizes = Sizes()
+        self.sizes = Sizes()
+        """Of containers."""
         self._running: dict[Kind, asyncio.Task[Any]] = {}
 
     async def images(self) -> Usage[ImageSummary]:
@@ -109,7 +108,7 @@ class Usages:
 
     async def _of_containers(self) -> Usage[ContainerSummary]:
         found = listing.select(self._containers, self._images, listing.Selection(all=True))
-        sizes = await self._sizes.of(found)
+        sizes = await self.sizes.of(found)
         items = []
         now = time.time_ns()
         turn = Turn()
@@ -148,19 +147,6 @@ class Usages:
                 )
             )
         return cache_usage(items)
-
-
-class Turn:
-    """The time for which a loop over many objects has run without letting other tasks run."""
-
-    def __init__(self) -> None:
-        self._began = time.monotonic()
-
-    async def over(self) -> None:
-        """Let other tasks run, if it was long enough."""
-        if time.monotonic() - self._began > TURN:
-            await asyncio.sleep(0)
-            self._began = time.monotonic()
 
 
 def image_usage(layers_size: int, images: Sequence[ImageSummary]) -> Usage[ImageSummary]:

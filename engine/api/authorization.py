@@ -60,6 +60,7 @@ _OPTIONS = routes.Route(
     status=200,
     mode=routes.PLAIN,
     body=routes.NONE,
+    needs=routes.LISTENING,
     since=(0, 0),
     until=(0, 0),
 )

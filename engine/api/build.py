@@ -29,7 +29,7 @@ from engine.wire.containers import HostConfig
 async def build(engine: Engine, request: Request) -> StreamReply:
     """POST /build. An error before the first message becomes the reply's status."""
     found = decode(engine, request)
-    reports = engine.builder.build(request.body, found)
+    reports = (await engine.builder.load()).build(request.body, found)
     if found.build_id:
         reports = engine.builds.run(found.build_id, reports)
     suppressed = parameters.boolean(request.query, "q")
@@ -43,7 +43,8 @@ async def build(engine: Engine, request: Request) -> StreamReply:
 
 async def prune(engine: Engine, request: Request) -> Reply:
     """POST /build/prune."""
-    return json_reply(request, (await engine.builder.prune(decode_prune(request))).report)
+    pruned = await (await engine.builder.load()).prune(decode_prune(request))
+    return json_reply(request, pruned.report)
 
 
 def cancel(engine: Engine, request: Request) -> Reply:

@@ -27,6 +27,7 @@ from engine.api.replies import (
 from engine.api.replies import encode as encode_reply
 from engine.api.versions import Flag
 from engine.common.signals import signal_number
+from engine.common.turns import Turn
 from engine.containers import listing, logs, removal, settings, views
 from engine.containers import stats as statistics
 from engine.containers import top as processes
@@ -83,7 +84,7 @@ def _list(engine: Engine, request: Request) -> Reply | Awaitable[Reply]:
     )
     found = listing.select(engine.containers, engine.images, selection)
     if parameters.boolean(query, "size"):
-        return _list_with_sizes(found, engine.images, request)
+        return _list_with_sizes(engine, found, request)
     if len(found) > _AT_ONCE:
         return _long_list(engine, found, request, now, selection, generation)
     return _listed(engine, request, [_summaries(engine, found, request, now)], selection, generation)
@@ -99,12 +100,10 @@ async def _long_list(
     engine: Engine, found: list[Container], request: Request, now: int, selection: listing.Selection, generation: int
 ) -> Reply:
     parts = []
-    turn = time.monotonic()
+    turn = Turn()
     for begin in range(0, len(found), _AT_ONCE):
         parts.append(_summaries(engine, found[begin : begin + _AT_ONCE], request, now))
-        if time.monotonic() - turn > 0.001:
-            await asyncio.sleep(0)
-            turn = time.monotonic()
+        await turn.over()
     return _listed(engine, request, parts, selection, generation)
 
 
@@ -159,24 +158,18 @@ def _whole_summary(container: Container, text: str, images: ImageStore, request:
     return encode_reply(views.summary(container.record, container.names, text, image), request)
 
 
-async def _list_with_sizes(found: list[Container], images: ImageStore, request: Request) -> Reply:
-    sizes = await asyncio.gather(*(listing.sizes(container) for container in found))
+async def _list_with_sizes(engine: Engine, found: list[Container], request: Request) -> Reply:
+    sizes = dict(zip(found, await engine.usage.sizes.of(found), strict=True))
     now = time.time_ns()
-    shown = [
-        msgspec.structs.replace(
-            views.summary(
-                container.record,
-                container.names,
-                views.status_text(container.record.status, now)[0],
-                listing.image_shown(container.record, images),
-            ),
-            size_rw=own,
-            size_root_fs=whole,
-        )
-        for container, (own, whole) in zip(found, sizes, strict=True)
-        if not container.removed
-    ]
-    return json_reply(request, shown, ContainerSummary)
+    shown: list[bytes] = []
+    turn = Turn()
+    for begin in range(0, len(found), _AT_ONCE):
+        present = [container for container in found[begin : begin + _AT_ONCE] if not container.removed]
+        summaries, _ = _summaries(engine, present, request, now)
+        for container, summary in zip(present, summaries, strict=True):
+            shown.append(views.with_sizes(summary, *sizes[container]))
+        await turn.over()
+    return encoded_reply(request, _array(shown))
 
 
 async def create(engine: Engine, request: Request) -> Reply:

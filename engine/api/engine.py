@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 
 from engine.api.kept import KeptReplies
-from engine.builder.builder import Builder
 from engine.builder.buildkit.front import BuildKit
 from engine.builder.buildkit.session import Sessions
+from engine.builder.loading import Builds
 from engine.builder.running import RunningBuilds
 from engine.cluster.cluster import Cluster
 from engine.common.facts import Counts, Host, ProgramFacts
@@ -31,7 +31,7 @@ from engine.volumes.store import VolumeStore
 class Engine:
     """Parts live as long as the daemon; a reload sets another `config`."""
 
-    builder: Builder
+    builder: Builds
     buildkit: BuildKit
     cluster: Cluster
     config: Config
@@ -54,6 +54,8 @@ class Engine:
     statistics: Statistics
     usage: Usages
     volumes: VolumeStore
+    restoring: bool = False
+    """The daemon has just started, and has not restored all containers yet."""
     builds: RunningBuilds = dataclasses.field(default_factory=RunningBuilds)
     sessions: Sessions = dataclasses.field(default_factory=Sessions)
     websockets: Relays = dataclasses.field(default_factory=Relays)

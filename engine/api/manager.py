@@ -19,9 +19,9 @@ from engine.api import parameters
 from engine.api.engine import Engine
 from engine.api.replies import encode
 from engine.common import booleans
+from engine.common.turns import Turn
 from engine.errors import InvalidParameter
 from engine.http.messages import Query, Reply, Request
-from engine.usage import Turn
 
 T = TypeVar("T")
 

@@ -1,9 +1,9 @@
 """The routes, in the order of the API's documentation. To add one, add its row.
 
-A row has the method, path, handler, success status (default 200), `mode`, `body`, and the versions
-that serve it: from `since` on, and before `until`. A route whose status changed has one row for
-each status. `{name}` is one segment of the path, `{name:path}` any number of them (image names with
-slashes).
+A row has the method, path, handler, success status (default 200), `mode`, `body`, what it `needs`
+of a daemon that starts, and the versions that serve it: from `since` on, and before `until`. A
+route whose status changed has one row for each status. `{name}` is one segment of the path,
+`{name:path}` any number of them (image names with slashes).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Protocol
 
 from engine.api import (
     archive,
-    build,
     containers,
     events,
     exec,
     images,
+    late,
     networks,
     plugins,
     session,
@@ -48,6 +48,17 @@ class Mode(enum.Enum):
     """Bytes after the request are a stream, not another request."""
 
 
+class Phase(enum.IntEnum):
+    """What a request needs of a daemon that starts (`starting.py`)."""
+
+    LISTENING = enum.auto()
+    """What records and host say: the monitor may not have been asked yet."""
+    KNOWN = enum.auto()
+    """The state of every container as it is. Nothing is changed by the request."""
+    RESTORED = enum.auto()
+    """Everything: leftovers of a crash are removed, so that nothing new is taken for one."""
+
+
 class Body(enum.Enum):
     """What the handler reads of the request's body. Authorization plugins are shown that
     (`authorization.py`). `tests/unit/api/test_routes.py` compares it with the handlers.
@@ -64,6 +75,7 @@ class Body(enum.Enum):
 
 
 PLAIN, STREAM, HIJACK = Mode.PLAIN, Mode.STREAM, Mode.HIJACK
+LISTENING, KNOWN, RESTORED = Phase.LISTENING, Phase.KNOWN, Phase.RESTORED
 NONE, JSON, CREDENTIALS, UPLOAD = Body.NONE, Body.JSON, Body.CREDENTIALS, Body.UPLOAD
 
 
@@ -77,6 +89,7 @@ class Route:
     status: int
     mode: Mode
     body: Body
+    needs: Phase
     since: tuple[int, int]
     until: tuple[int, int]
 
@@ -90,6 +103,7 @@ class _Row(Protocol):
         *,
         mode: Mode = PLAIN,
         body: Body = NONE,
+        needs: Phase = RESTORED,
         since: str = MINIMUM,
         until: str = "",
     ) -> Route: ...
@@ -103,6 +117,7 @@ def _constructor(method: str) -> _Row:
         *,
         mode: Mode = PLAIN,
         body: Body = NONE,
+        needs: Phase = RESTORED,
         since: str = MINIMUM,
         until: str = "",
     ) -> Route:
@@ -114,6 +129,7 @@ def _constructor(method: str) -> _Row:
             status=status,
             mode=mode,
             body=body,
+            needs=needs,
             since=release(since),
             until=end,
         )
@@ -126,10 +142,10 @@ GET, HEAD, POST, PUT, DELETE, PRI = map(_constructor, ("GET", "HEAD", "POST", "P
 
 ROUTES: tuple[Route, ...] = (
     # Containers
-    GET("/containers/json", containers.list_all),
+    GET("/containers/json", containers.list_all, needs=KNOWN),
     POST("/containers/create", containers.create, 201, body=JSON),
-    GET("/containers/{id}/json", containers.inspect),
-    GET("/containers/{id}/{alias}/json", containers.inspect_link),
+    GET("/containers/{id}/json", containers.inspect, needs=KNOWN),
+    GET("/containers/{id}/{alias}/json", containers.inspect_link, needs=KNOWN),
     GET("/containers/{id}/top", containers.top),
     GET("/containers/{id}/logs", containers.read_logs, mode=STREAM),
     GET("/containers/{id}/changes", archive.changes),
@@ -166,9 +182,9 @@ ROUTES: tuple[Route, ...] = (
     GET("/exec/{id}/json", exec.inspect),
     # Images
     GET("/images/json", images.list_all),
-    POST("/build", build.build, mode=STREAM, body=UPLOAD),
-    POST("/build/prune", build.prune),
-    POST("/build/cancel", build.cancel),
+    POST("/build", late.handler("build", "build"), mode=STREAM, body=UPLOAD),
+    POST("/build/prune", late.handler("build", "prune")),
+    POST("/build/cancel", late.handler("build", "cancel")),
     POST("/session", session.open_session, mode=HIJACK),
     POST("/grpc", session.serve_buildkit, mode=HIJACK),
     PRI("/", session.serve_buildkit, mode=HIJACK),
@@ -250,10 +266,10 @@ ROUTES: tuple[Route, ...] = (
     POST("/auth", images.log_in, mode=STREAM, body=CREDENTIALS),
     GET("/distribution/{name:path}/json", images.inspect_remote, since="1.30", mode=STREAM),
     GET("/images/search", images.search, mode=STREAM),
-    GET("/_ping", system.ping),
-    HEAD("/_ping", system.ping),
-    GET("/info", system.info),
-    GET("/version", system.version),
+    GET("/_ping", system.ping, needs=LISTENING),
+    HEAD("/_ping", system.ping, needs=LISTENING),
+    GET("/info", system.info, needs=LISTENING),
+    GET("/version", system.version, needs=LISTENING),
     GET("/system/df", system.disk_usage, since="1.25", mode=STREAM),
-    GET("/events", events.list_all, mode=STREAM),
+    GET("/events", events.list_all, mode=STREAM, needs=LISTENING),
 )

@@ -21,10 +21,11 @@ from engine.api.versions import MINIMUM, NEWEST, RELEASE, Flag
 from engine.common import proxies, seccomp_profiles, times
 from engine.common.facts import Host
 from engine.common.network_rules import Pool
+from engine.common.turns import Turn
 from engine.config import Config
 from engine.errors import InvalidParameter
 from engine.http.messages import Reply, Request
-from engine.usage import Kind, Turn, Usage, Usages
+from engine.usage import Kind, Usage, Usages
 from engine.wire.containers import ContainerSummary
 from engine.wire.images import ImageSummary
 from engine.wire.system import (
@@ -202,6 +203,7 @@ async def info(engine: Engine, request: Request) -> Reply:
             warnings=[*_warnings(host, engine.config), *(f"WARNING: {trouble}" for trouble in counts.troubles)],
             log_deliveries=await engine.deliveries.totals() or msgspec.UNSET,
             log_dropped=counts.log_dropped or msgspec.UNSET,
+            restoring=engine.restoring or msgspec.UNSET,
         ),
     )
 

@@ -2,7 +2,8 @@
 policy wants.
 
 The monitor knows what runs, and the exits that no daemon has confirmed; the record is corrected by
-it. `restore` comes first, for all containers, then `start` for each.
+it. `resume` comes first, for all containers: nearly all are as their record says. Then `restore`
+corrects the others, and `start` follows for each.
 
 Transient containers have no record. `end_strays` finds them by their directories.
 
@@ -27,12 +28,34 @@ from engine.containers import bundle, launch, lifecycle, removal, restart
 from engine.containers.container import RUNNING, Container
 from engine.containers.lifecycle import State, Verb
 from engine.containers.parts import Parts
-from engine.monitor.handles import Exit
+from engine.monitor.handles import Exit, Process
 from engine.runtime import cgroups
 from engine.runtime.cgroups import Cgroups
 from engine.system.tasks import spawn
 
 _log = logging.getLogger(__name__)
+
+
+def resume(container: Container) -> bool:
+    """Take over the process of a container that ran on without a daemon. Returns False if it has
+    none, or if its record does not say so.
+
+    Nothing else uses the container yet, so this needs no lock.
+    """
+    parts, status = container.parts, container.record.status
+    process = parts.monitor.processes.get(container.id)
+    if process is None or status.state not in RUNNING or status.pid != process.pid:
+        return False
+    parts.monitor.exits.pop(container.id, None)  # of an earlier run
+    _take_over(container, process)
+    return True
+
+
+def _take_over(container: Container, process: Process) -> None:
+    container.process = process
+    container.parts.volumes.resume(container.id, container.record.mounts)
+    _restore_networks(container, process)
+    container.follow(process)
 
 
 async def restore(container: Container, on_host: bool) -> None:
@@ -50,7 +73,6 @@ async def restore(container: Container, on_host: bool) -> None:
             # The row has the exit; the run's resources may not have been released.
             ended, on_host = None, True
         if process is not None or ended is not None:
-            container.process = process
             state = lifecycle.following(status.state, Verb.FOUND, container.id)
             pid = process.pid if process is not None else 0
             if status.state in RUNNING:
@@ -58,12 +80,11 @@ async def restore(container: Container, on_host: bool) -> None:
             else:
                 container.move(state=state, pid=pid, started_at=time.time_ns(), error="")
                 await container.save()
-            container.parts.volumes.resume(container.id, container.record.mounts)
             if process is not None:
-                await _restore_networks(container)
-                container.follow(process)
+                _take_over(container, process)
                 return
             assert ended is not None
+            container.parts.volumes.resume(container.id, container.record.mounts)
             container.record_exit(ended, await launch.oom_killed(container.record, container.parts))
         elif status.state in RUNNING:
             _log.warning("container %s: its process ended with the host or the monitor", container.id)
@@ -83,11 +104,10 @@ async def restore(container: Container, on_host: bool) -> None:
     spawn(_clean_up(container, abandoned), f"container {container.id}: clean up after its last run")
 
 
-async def _restore_networks(container: Container) -> None:
+def _restore_networks(container: Container, process: Process) -> None:
     record, parts = container.record, container.parts
-    assert container.process is not None
     sandbox = launch.sandbox_of(record, parts)
-    await parts.attachments.restore(sandbox, record.networks, container.process, record.ports)
+    parts.attachments.restore(sandbox, record.networks, process, record.ports, record.status.started_at)
 
 
 async def _clean_up(container: Container, abandoned: bool) -> None:

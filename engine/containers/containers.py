@@ -17,6 +17,7 @@ import msgspec
 
 from engine import metrics
 from engine.common.pruning import OnlyOne
+from engine.common.turns import Turn
 from engine.containers import boot, create, image_mounts, removal, settings, sharing, transient
 from engine.containers.container import Container, Lifecycle
 from engine.containers.defaults import Defaults
@@ -65,18 +66,31 @@ class Containers:
         self._mounted = await self.parts.snapshots.resume(self.parts.monitor.kept)
         self.parts.monitor.keep(self.parts.snapshots.mount_namespace.descriptor)
 
-    async def open(self) -> None:
-        """Load the records and correct them by the monitor's reports."""
-        await asyncio.to_thread(sharing.sweep, self.parts.config.run / "shm")
-        await asyncio.to_thread(remove_tree, self.parts.config.run / BUNDLES)
+    async def load(self) -> None:
+        """Load the records. What runs is not known before `open`."""
         records = self.parts.store.load()
         await self.parts.volumes.open({record.id: record.mounts for record in records.values()})
+        turn = Turn()
         for record in sorted(records.values(), key=lambda each: each.created):
             image_mounts.retain(record, self.parts.snapshots)
             named = await self._with_own_name(self._with_runtime(record))
             self._add(Container(self.parts, named, self))
-        left = self._mounted | await asyncio.to_thread(self._left_on_host)
-        await asyncio.gather(*(boot.restore(each, each.id in left) for each in self._all.values()))
+            await turn.over()
+
+    async def open(self) -> None:
+        """Correct the records by the monitor's reports."""
+        await asyncio.to_thread(sharing.sweep, self.parts.config.run / "shm")
+        await asyncio.to_thread(remove_tree, self.parts.config.run / BUNDLES)
+        turn = Turn()
+        others = []
+        for container in [*self._all.values()]:
+            self.parts.attachments.reserve(container.record.networks)
+            if not boot.resume(container):
+                others.append(container)
+            await turn.over()
+        if others:
+            left = self._mounted | await asyncio.to_thread(self._left_on_host)
+            await asyncio.gather(*(boot.restore(each, each.id in left) for each in others))
         # From now on: a run that ended without a daemon is cleaned up first (`boot.start`).
         self.lifecycle.ended.subscribe(removal.automatically)
         await self.parts.volumes.sweep()
@@ -118,7 +132,6 @@ class Containers:
         self.generation += 1
         for child in container.record.links.values():
             self._linked.setdefault(child, set()).add(container.id)
-        self.parts.attachments.reserve(container.record.networks)
         self._links_changed(container.record.links.values())
 
     def _links_changed(self, containers: Iterable[str]) -> None:
@@ -284,6 +297,7 @@ class Containers:
         container = Container(self.parts, record, self)
         self._names.add(record.id, record.name)
         self._add(container)
+        self.parts.attachments.reserve(record.networks)
         container.publish("create", record.created)
         return container
 
@@ -377,4 +391,5 @@ class Containers:
 
     async def settled(self) -> None:
         """Wait for running verbs and clean-ups."""
-        await asyncio.gather(*(container.settled() for container in self._all.values()), return_exceptions=True)
+        busy = [container for container in self._all.values() if container.lock.locked()]
+        await asyncio.gather(*(container.settled() for container in busy), return_exceptions=True)

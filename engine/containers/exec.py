@@ -195,7 +195,11 @@ class Execs:
         parse_detach_keys(config.detach_keys or None)
         console_size(config.console_size)
         if config.user:
-            await asyncio.to_thread(_identity, container, config.user)
+            try:
+                await asyncio.to_thread(_identity, container, config.user)
+            except InvalidParameter:
+                _check_state(container, named)  # its root may just have been unmounted
+                raise
             _check_state(container, named)
         return self._add(container, config, command).id
 

@@ -144,7 +144,7 @@ class HealthChecks:
         """
         for container in [*containers]:  # those with AutoRemove may be removed meanwhile
             # Others may be locked for as long as the clean-up of their last run hangs.
-            if container.record.status.state == State.RUNNING:
+            if container.record.status.state == State.RUNNING and probe_of(container.record.config) is not None:
                 async with container.lock:
                     if container.record.status.state == State.RUNNING:
                         self._begin(container, random.random())

@@ -32,8 +32,10 @@ class OomNotices:
 
         `new`: its run has just begun; a process may have been killed since.
         """
+        if not (container.running and container.record.host.memory):
+            return
         directory = self._cgroups.directory("memory", container.cgroup)
-        if container.running and container.record.host.memory and directory is not None:
+        if directory is not None:
             try:
                 self._events.watch(directory, container.out_of_memory, missed=new)
             except OSError as error:

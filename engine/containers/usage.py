@@ -1,5 +1,6 @@
-"""The sizes of all containers, for GET /system/df. A container that does not run keeps its size
-until something changes it, so that a thousand of them are not walked for each request.
+"""The sizes of containers, for GET /system/df and lists with sizes. A container that does not run
+keeps its size until something changes it, so that a thousand of them are not walked for each
+request.
 
 Owns:    the sizes that are kept. Threads: the event loop's; files are counted in threads.
 Not here: the size of one container, and how it is counted (`listing.py`).
@@ -29,27 +30,27 @@ class Sizes:
         """The generation of a container that did not run, and its sizes then, by its id."""
 
     async def of(self, containers: Sequence[Container]) -> list[tuple[int, int]]:
-        """As `listing.sizes`: the bytes of its own layer, and of its whole root. Those of other
-        containers are no longer kept.
-        """
-        known = {container.id: kept for container in containers if (kept := self._find(container))}
-        found = {key: sizes for key, (_, sizes) in known.items()}
+        """As `listing.sizes`: the bytes of its own layer, and of its whole root."""
+        found = {container.id: kept[1] for container in containers if (kept := self._find(container))}
         bases: dict[str, int] = {}
-        walked = [container for container in containers if container.id not in known]
+        walked = [container for container in containers if container.id not in found]
         for begin in range(0, len(walked), AT_ONCE):
             batch = walked[begin : begin + AT_ONCE]
             # Read before the walk: a change during it makes the size outdated.
             generations = [container.generation for container in batch]
             resting = [_rests(container) for container in batch]
-            own = await batch[0].parts.snapshots.usages([container.id for container in batch])
+            own = await batch[0].parts.snapshots.sizes([container.id for container in batch])
             for container, generation, rests in zip(batch, generations, resting, strict=True):
-                usage = own.get(container.id)
-                size = (0, 0) if usage is None else (usage.size, usage.size + _below(container, bases))
+                bytes_ = own.get(container.id)
+                size = (0, 0) if bytes_ is None else (bytes_, bytes_ + _below(container, bases))
                 found[container.id] = size
-                if rests:
-                    known[container.id] = generation, size
-        self._kept = known
+                if rests and not container.removed:
+                    self._kept[container.id] = generation, size
         return [found[container.id] for container in containers]
+
+    def forget(self, container_id: str) -> None:
+        """The container was removed."""
+        self._kept.pop(container_id, None)
 
     def _find(self, container: Container) -> tuple[int, tuple[int, int]] | None:
         kept = self._kept.get(container.id)

@@ -130,7 +130,15 @@ def with_status(encoded: bytes, status: str) -> bytes:
     return b"%b%b%b" % (encoded[:begin], status.encode(), encoded[encoded.index(b'"', begin) :])
 
 
+def with_sizes(encoded: bytes, own: int, whole: int) -> bytes:
+    """An encoded summary with the bytes of its own layer, and of its whole root."""
+    # Nothing before the labels has keys of clients, and quotes in strings are escaped.
+    at = encoded.index(_LABELS)
+    return b'%b"SizeRw":%d,"SizeRootFs":%d,%b' % (encoded[:at], own, whole, encoded[at:])
+
+
 _STATUS = b'"Status":"'
+_LABELS = b'"Labels":'
 
 
 def listed_ports(record: ContainerRecord) -> list[Port]:

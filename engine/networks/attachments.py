@@ -31,11 +31,11 @@ import msgspec
 
 from engine import metrics
 from engine.common.network_rules import SWARM, Address, is_swarm_id
-from engine.errors import EngineError, Forbidden, NotFound, ServerError, words
+from engine.errors import EngineError, Forbidden, NotFound, ServerError
 from engine.networks import endpoints, requested, sandboxes
 from engine.networks.dns.resolver import Resolver
 from engine.networks.drivers import error_context
-from engine.networks.endpoints import Assigned, Network, Sandbox
+from engine.networks.endpoints import Assigned, Network, Process, Sandbox
 from engine.networks.network import HOST, NONE
 from engine.networks.networks import Networks
 from engine.networks.ports import Published
@@ -47,18 +47,13 @@ from engine.wire.containers import EndpointSettings
 
 _log = logging.getLogger(__name__)
 
+_SERVED_AT_ONCE = 64
+"""Resolvers that are opened at a time after a restart of the daemon."""
 _NONE_ASSIGNED: Assigned = {}
 _NEW_IDS = iter(lambda: secrets.token_hex(32), "")
 """Ids of endpoints without links."""
 _NO_MACS: Mapping[str, str] = {}
 _NO_SYSCTLS: Mapping[str, str] = {}
-
-
-class Process(Protocol):
-    """A container's process, held by its pidfd."""
-
-    pid: int
-    pidfd: int
 
 
 class Joined(NamedTuple):
@@ -112,6 +107,8 @@ class Attachments:
         self._in_thread = networks.workers.run
         self._sandboxes: dict[str, Sandbox] = {}
         """By container id."""
+        self._unserved: list[tuple[int, Sandbox]] = []
+        """Restored ones whose resolvers are not open yet, with the time of their start."""
         self._names = networks.names
         self._resolver = Resolver(self._names, networks.host_servers.read)
         drivers = networks.drivers
@@ -134,7 +131,7 @@ class Attachments:
     async def close(self) -> None:
         """Release the namespaces. Containers that run keep theirs; their rules stay as they are."""
         for sandbox in self._sandboxes.values():
-            sandboxes.close(sandbox.namespace)
+            sandbox.close()
         await self._resolver.close()
         await self._publishing.close()
         self._sandboxes.clear()
@@ -318,8 +315,7 @@ class Attachments:
         if sandbox is not None and not any(
             network.linked for key in sandbox.endpoints if (network := self._networks.by_id.get(key)) is not None
         ):
-            sandboxes.close(sandbox.namespace)
-            sandbox.namespace = -1
+            sandbox.close()
 
     async def leave(self, container_id: str) -> None:
         """Release a container's sandbox, with its endpoints and ports.
@@ -345,7 +341,7 @@ class Attachments:
                 left = []
                 for network_id in sandbox.endpoints:
                     await self._remote.detach(container_id, network_id)
-                sandboxes.close(sandbox.namespace)
+                sandbox.close()
                 self._resolver.close_for(container_id)
                 for network_id, settings in sandbox.endpoints.items():
                     network = self._networks.by_id.get(network_id)
@@ -358,16 +354,18 @@ class Attachments:
                     await self._give_back(container_id, network)
         metrics.NETWORK_ACTIONS.since("release", began)
 
-    async def restore(
+    def restore(
         self,
         sandbox: Sandbox,
         networks: Mapping[str, EndpointSettings],
         process: Process,
         ports: Sequence[Published] = (),
+        started_at: int = 0,
     ) -> None:
-        """Restore the sandbox of a container that ran on without a daemon.
+        """Restore the sandbox of a container that ran on without a daemon, since `started_at` (ns).
 
-        It keeps its addresses, even outside of the present subnet.
+        It keeps its addresses, even outside of the present subnet. `serve_restored` opens its
+        resolver.
         """
         container_id = sandbox.container_id
         if container_id in self._sandboxes:
@@ -386,11 +384,8 @@ class Attachments:
                     )
             sandbox.endpoints[network.record.id] = settings
             network.sandboxes[container_id] = sandbox
-            if network.linked and sandbox.namespace < 0:
-                try:
-                    sandbox.namespace = namespaces.of_process(process.pid, process.pidfd, "net")
-                except OSError as error:  # the process has ended; its exit will undo all this
-                    _log.info("container %s: opening its network namespace: %s", container_id, words(error))
+            if network.linked:
+                sandbox.process = process
         if not sandbox.endpoints:
             return
         self._sandboxes[container_id] = sandbox
@@ -399,9 +394,24 @@ class Attachments:
         sandbox.target = self._target(sandbox)
         if sandbox.target is not None:
             self._publishing.restore(container_id, sandbox.target, ports)
+        if self._is_named(sandbox):
+            self._unserved.append((started_at, sandbox))
+
+    async def serve_restored(self) -> None:
+        """Open the resolvers of restored containers, those that have started last before the
+        others: they are the ones that still look for their peers.
+        """
+        waiting, self._unserved = self._unserved, []
+        waiting.sort(key=lambda each: each[0], reverse=True)
+        for begin in range(0, len(waiting), _SERVED_AT_ONCE):
+            await asyncio.gather(*(self._serve_again(each) for _, each in waiting[begin : begin + _SERVED_AT_ONCE]))
+
+    async def _serve_again(self, sandbox: Sandbox) -> None:
         async with sandbox.lock:
+            if self._sandboxes.get(sandbox.container_id) is not sandbox:
+                return  # it has ended meanwhile
             try:
-                await self._serve_names(sandbox, again=True)
+                await self._serve_names(sandbox)
             except ServerError as error:
                 _log.warning("%s", error.message)
 
@@ -559,9 +569,7 @@ class Attachments:
         )
 
     def _find_namespace(self, sandbox: Sandbox, network: Network, process: Process) -> None:
-        """The namespace that the runtime made (NetworkMode none), or that is unknown after a
-        restart of the daemon.
-        """
+        """The namespace of a container that has not been on a network with links."""
         if sandbox.namespace < 0:
             with error_context(network, sandbox.container_id):
                 sandbox.namespace = namespaces.of_process(process.pid, process.pidfd, "net")
@@ -690,21 +698,19 @@ class Attachments:
             links={alias or target: target for target, _, alias in links},
         )
 
-    async def _serve_names(self, sandbox: Sandbox, *, again: bool = False) -> None:
-        """Open the resolver of a container on a user-defined network; `again` after a restart of
-        the daemon.
-
-        Raises ServerError.
-        """
-        named = any(_has_names(self._networks.by_id[each]) for each in sandbox.endpoints)
-        if named and sandbox.namespace >= 0:
+    async def _serve_names(self, sandbox: Sandbox) -> None:
+        """Open the resolver of a container on a user-defined network. Raises ServerError."""
+        if self._is_named(sandbox) and sandbox.namespace >= 0:
             await self._resolver.open_for(
                 sandbox.container_id,
                 sandbox.namespace,
                 servers=sandbox.servers,
                 forward=self._leads_out(sandbox),
-                again=again,
+                again=sandbox.process is not None,
             )
+
+    def _is_named(self, sandbox: Sandbox) -> bool:
+        return any(_has_names(self._networks.by_id[each]) for each in sandbox.endpoints)
 
     def _leads_out(self, sandbox: Sandbox) -> bool:
         return any(not self._networks.by_id[each].closed for each in sandbox.endpoints)

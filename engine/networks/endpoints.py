@@ -4,32 +4,38 @@ target of published ports.
 A sandbox is the network namespace of a container that runs, with an endpoint on each of its
 networks. Everything here is derived from records and pools and is never stored.
 
-Pure: no kernel, no events. Runs on the event loop alone, so the pools need no lock.
-Not here: links (`driver.py`), the tables of networks and sandboxes (`networks.py`,
-`attachments.py`). Raises: the errors of `network.py` and `ipam.py`; addresses are given back first.
+Pure, but for a namespace that is opened when it is needed: no events. Runs on the event loop alone,
+so the pools need no lock. Not here: links (`driver.py`), the tables of networks and sandboxes
+(`networks.py`, `attachments.py`). Raises: the errors of `network.py` and `ipam.py`; addresses are
+given back first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_interface, ip_network
+from typing import Protocol
 
 import msgspec
 
 from engine.common import network_rules
 from engine.common.network_rules import Address
-from engine.errors import Forbidden
-from engine.networks import requested
+from engine.errors import Forbidden, words
+from engine.networks import requested, sandboxes
 from engine.networks.filter import BridgeRules
 from engine.networks.ipam import AddressPool, mac_address
 from engine.networks.network import IPVLAN, NetworkRecord, Options, Overlay, pools
 from engine.networks.ports import Published
 from engine.networks.publishing import Request, Target
 from engine.networks.sandboxes import Interface
+from engine.system import namespaces
 from engine.system.netlink.rtnl import Link
 from engine.wire.containers import EndpointSettings
+
+_log = logging.getLogger(__name__)
 
 Assigned = Mapping[int, Address]
 """Addresses of an endpoint by IP version, chosen outside of the engine's own pools."""
@@ -38,12 +44,19 @@ _NOT_ASSIGNED: Assigned = {}
 _NO_PORTS = Request()
 
 
+class Process(Protocol):
+    """A container's process, held by its pidfd."""
+
+    pid: int
+    pidfd: int
+
+
 class Sandbox:
     """The network namespace of a container that runs, with its endpoints."""
 
     __slots__ = (
-        *("changes_links", "container_id", "endpoints", "hostname", "lock", "name", "namespace"),
-        *("ipv6", "opening", "request", "servers", "target"),
+        *("_namespace", "changes_links", "container_id", "endpoints", "hostname", "lock", "name"),
+        *("ipv6", "opening", "process", "request", "servers", "target"),
     )
 
     def __init__(
@@ -72,10 +85,10 @@ class Sandbox:
         """The container may put bridges or machines behind its link (CAP_NET_ADMIN), so that frames
         for other MACs than its own have to reach it.
         """
-        self.namespace = -1
-        """Descriptor, owned by the sandbox; -1 when the engine made none (NetworkMode host and
-        none).
-        """
+        self._namespace = -1
+        self.process: Process | None = None
+        """Of a container that an earlier daemon has put on a network with links: it has the
+        namespace."""
         self.endpoints: dict[str, EndpointSettings] = {}
         """By network id, in the order of joining."""
         self.target: Target | None = None
@@ -84,6 +97,28 @@ class Sandbox:
         """During a start: the ports, once they are open."""
         self.lock = asyncio.Lock()
         """Held while endpoints are added or removed."""
+
+    @property
+    def namespace(self) -> int:
+        """Descriptor, owned by the sandbox; -1 when there are no links in it (NetworkMode host and
+        none). That of a restored container is opened when it is needed; -1 when its process has
+        ended: its exit will undo all this.
+        """
+        if self._namespace < 0 and self.process is not None and self.process.pidfd >= 0:
+            try:
+                self._namespace = namespaces.of_process(self.process.pid, self.process.pidfd, "net")
+            except OSError as error:
+                _log.info("container %s: opening its network namespace: %s", self.container_id, words(error))
+        return self._namespace
+
+    @namespace.setter
+    def namespace(self, descriptor: int) -> None:
+        self._namespace = descriptor
+
+    def close(self) -> None:
+        """Release the namespace."""
+        descriptor, self._namespace, self.process = self._namespace, -1, None
+        sandboxes.close(descriptor)
 
 
 _NAMED = 10

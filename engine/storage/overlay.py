@@ -47,9 +47,10 @@ import functools
 import logging
 import os
 import secrets
+import threading
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -114,27 +115,35 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class _Opened:
     """A mounted snapshot. `users`: calls that access it now. `runs`: a container runs on it.
-    `mapped`: with mapped ids. `adopted`: mounted by an earlier daemon, perhaps with another map.
+    `mapped`: with mapped ids. `adopted`: mounted for a container by an earlier daemon, perhaps with
+    another map.
     """
 
     __slots__ = ("adopted", "left", "mapped", "path", "read_only", "root", "runs", "timer", "users")
 
-    def __init__(self, path: str, *, runs: bool = False) -> None:
-        """`path`: the mount's path in the namespace, for its threads."""
+    def __init__(self, path: str, directory: int, *, adopted: bool = False) -> None:
+        """`path`: the mount's path in the namespace, for its threads. `directory`: a descriptor of
+        its directory there.
+        """
         self.path = path
         self.mapped = path.endswith(_WITH_IDS)
-        self.adopted = runs
-        self.root = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        """A descriptor of the mount's root, valid in any thread."""
-        self.read_only = bool(os.fstatvfs(self.root).f_flag & os.ST_RDONLY)
-        """True on a full disk: overlayfs mounts read-only if it cannot create its work
-        directory.
-        """
+        self.adopted = adopted
+        self.root = f"/proc/self/fd/{directory}/{os.path.basename(path)}"
+        """Its path for any thread, as long as it is mounted. It has no descriptor of its own: there
+        may be thousands."""
+        self.read_only = False if adopted else bool(os.statvfs(self.root).f_flag & os.ST_RDONLY)
+        """True on a full disk: overlayfs mounts read-only if it cannot create its work directory.
+        A container does not run on such a mount."""
         self.users = 0
         self.left = asyncio.Event()
         """Set when a user leaves."""
-        self.runs = runs
+        self.runs = adopted
         self.timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        """Unmount it. In a thread of the namespace."""
+        detached_mounts.detach(self.path)
+        os.rmdir(self.path)
 
 
 class OverlaySnapshots:
@@ -176,6 +185,8 @@ class OverlaySnapshots:
         self.mount_namespace = MountNamespace(self._directory, _ROOTS)
         self._ids = ids
         self._opened: dict[str, _Opened] = {}
+        self._roots_directory = -1
+        self._opening = threading.Lock()
         self._transient: dict[str, bool] = {}
         """Keys of snapshots without a record, and whether they have the `marks`."""
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -425,7 +436,7 @@ class OverlaySnapshots:
         """
         if namespace >= 0:
             await asyncio.to_thread(self.mount_namespace.adopt, namespace)
-        self._opened = await self.mount_namespace.run(_mounted)
+        self._opened = await self.mount_namespace.run(self._mounted)
         if self._ids is not None:
             try:
                 await self.mount_namespace.run(functools.partial(_map_layers, self.mount_namespace, self._ids))
@@ -436,6 +447,25 @@ class OverlaySnapshots:
                 ) from error
         return set(self._opened)
 
+    def _mounted(self) -> dict[str, _Opened]:
+        """The snapshots that are mounted, by key. Call it in a thread of the namespace."""
+        found = {}
+        directory = self._roots()
+        for key in os.listdir(_ROOTS):
+            path = f"{_ROOTS}/{key}"
+            if detached_mounts.is_mount(path):
+                found[key.removesuffix(_WITH_IDS)] = _Opened(path, directory, adopted=True)
+            else:
+                os.rmdir(path)
+        return found
+
+    def _roots(self) -> int:
+        """A descriptor of the directory of the mounts. Call it in a thread of the namespace."""
+        with self._opening:
+            if self._roots_directory < 0:
+                self._roots_directory = os.open(_ROOTS, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self._roots_directory
+
     async def mount(self, key: str, *, mapped: bool = False) -> None:
         """See `Snapshots.mount`."""
         async with self._lock(key):
@@ -443,7 +473,7 @@ class OverlaySnapshots:
 
     def mounted(self, key: str) -> str:
         """See `Snapshots.mounted`."""
-        return f"/proc/self/fd/{self._running(key).root}"
+        return self._running(key).root
 
     @contextlib.asynccontextmanager
     async def shown(self, key: str, target: Path, beside: Sequence[Tree | NewFile] = ()) -> AsyncIterator[int]:
@@ -512,7 +542,7 @@ class OverlaySnapshots:
             os.mkdir(path)
             try:
                 mount(path)
-                self._opened[key] = _Opened(path)
+                self._opened[key] = _Opened(path, self._roots())
             except BaseException:
                 with contextlib.suppress(ServerError):  # it was not mounted
                     detached_mounts.detach(path)
@@ -564,13 +594,8 @@ class OverlaySnapshots:
         if opened.timer is not None:
             opened.timer.cancel()
 
-        def close() -> None:
-            os.close(opened.root)
-            detached_mounts.detach(opened.path)
-            os.rmdir(opened.path)
-
         try:
-            await uninterrupted(self.mount_namespace.unmount(close))
+            await uninterrupted(self.mount_namespace.unmount(opened.close))
         except (ServerError, OSError) as error:
             _log.warning("snapshot %s: %s", key, words(error))
 
@@ -680,9 +705,10 @@ class OverlaySnapshots:
         path = self.upper(key)
         return Usage(*await self._counting.run(_usage, path))
 
-    async def usages(self, keys: Sequence[str]) -> dict[str, Usage]:
-        paths = {key: self.upper(key) for key in keys if key in self._snapshots}
-        return await self._counting.run(_usages, paths)
+    async def sizes(self, keys: Sequence[str]) -> dict[str, int]:
+        numbers = {key: snapshot.number for key in keys if (snapshot := self._snapshots.get(key)) is not None}
+        found = await self._counting.run(_sizes, self._directory, [*numbers.values()])
+        return {key: size for key, size in zip(numbers, found, strict=True) if size >= 0}
 
     # --- removal and sweep ------------------------------------------------------------------------
 
@@ -804,18 +830,6 @@ def _mount_layers(ids: IdMap | None, numbers: Sequence[int], place: str) -> None
     _mount(ids, "overlay", place, "overlay", mounts.MS_RDONLY, options)
 
 
-def _mounted() -> dict[str, _Opened]:
-    """The snapshots that are mounted, by key. Call it in a thread of the namespace."""
-    found = {}
-    for key in os.listdir(_ROOTS):
-        path = f"{_ROOTS}/{key}"
-        if detached_mounts.is_mount(path):
-            found[key.removesuffix(_WITH_IDS)] = _Opened(path, runs=True)
-        else:
-            os.rmdir(path)
-    return found
-
-
 def _count_down(counter: Counter[str], name: str) -> None:
     counter[name] -= 1
     if counter[name] <= 0:
@@ -884,11 +898,18 @@ def _usage(path: Path) -> tuple[int, int]:
         os.close(directory)
 
 
-def _usages(paths: Mapping[str, Path]) -> dict[str, Usage]:
-    found = {}
-    for key, path in paths.items():
-        with contextlib.suppress(FileNotFoundError):  # it is being removed
-            found[key] = Usage(*_usage(path))
+def _sizes(directory: Path, numbers: Sequence[int]) -> list[int]:
+    """As the bytes of `_usage`, for snapshots in that directory; -ENOENT for one that is being
+    removed. Raises OSError.
+    """
+    layers = files.open_directory(directory)
+    try:
+        found = tree.sizes(layers, [b"%d/diff" % number for number in numbers])
+    finally:
+        os.close(layers)
+    for number, size in zip(numbers, found, strict=True):
+        if size < 0 and size != -errno.ENOENT:
+            raise OSError(-size, os.strerror(-size), str(directory / str(number)))
     return found
 
 

@@ -234,8 +234,8 @@ class Snapshots(Protocol):
     async def usage(self, key: str) -> Usage:
         """The size of the snapshot's own changes."""
 
-    async def usages(self, keys: Sequence[str]) -> dict[str, Usage]:
-        """`usage` of each, in one piece of work. Those that are gone are absent."""
+    async def sizes(self, keys: Sequence[str]) -> dict[str, int]:
+        """The bytes of `usage` of each, in one piece of work. Those that are gone are absent."""
 
     async def sweep(self, live_keys: set[str], live_chain_ids: set[str]) -> None:
         """At start: undo operations that a crash interrupted, and remove all snapshots and layers

@@ -220,6 +220,8 @@ class Info(msgspec.Struct, rename="pascal", kw_only=True, frozen=True):
     log_deliveries: LogDeliveries | msgspec.UnsetType = msgspec.UNSET
     log_dropped: int | msgspec.UnsetType = msgspec.UNSET
     """The sum of `ContainerInspect.log_dropped`."""
+    restoring: bool | msgspec.UnsetType = msgspec.UNSET
+    """True while a daemon that has just started restores containers."""
 
 
 # --- /system/df -----------------------------------------------------------------------------------

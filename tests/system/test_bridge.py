@@ -283,7 +283,7 @@ async def _neighbours(directory: Path) -> None:
         after = Engine(Config(), records)
         await after.open()
         process = Process(container.pid, os.pidfd_open(container.pid))
-        await after.restore(endpoints.Sandbox("one", "one"), {"six": one.endpoint}, process)
+        after.restore(endpoints.Sandbox("one", "one"), {"six": one.endpoint}, process)
         assert _neighbour(bridge, ended.endpoint.ip_address)
         await after.settle()
         for each in (two, ended):
@@ -469,7 +469,7 @@ async def _restart(directory: Path) -> None:
         assert {each.record.name: each.record.id for each in after} == ids
         assert after.subnet == before.subnet
         process = Process(container.pid, os.pidfd_open(container.pid))
-        await after.restore(endpoints.Sandbox("old", "old"), {"bridge": sandbox.endpoint}, process)
+        after.restore(endpoints.Sandbox("old", "old"), {"bridge": sandbox.endpoint}, process)
         assert after.inspected(after.get("bridge")).containers["old"].ipv4_address == "172.17.0.2/16"
         new = await after.endpoint("new")
         assert new.endpoint.ip_address == "172.17.0.3"
@@ -625,7 +625,7 @@ async def _deleted_meanwhile(directory: Path) -> None:
         after = Engine(Config(), records)
         await after.open()
         process = Process(container.pid, os.pidfd_open(container.pid))
-        await after.restore(endpoints.Sandbox("old", "old"), {"bridge": sandbox.endpoint}, process)
+        after.restore(endpoints.Sandbox("old", "old"), {"bridge": sandbox.endpoint}, process)
         await after.settle()
         assert reaches(await after.endpoint("new"), sandbox.endpoint.ip_address)
         container.kill()

@@ -205,7 +205,7 @@ class Host:
         """The containers that ran on without an engine, with their published ports."""
         for each in self.containers.values():
             published = ports.get(each.name, ())
-            self.do(self.networks.restore(Sandbox(each.name, each.name), each.endpoints, each, published))
+            self.networks.restore(Sandbox(each.name, each.name), each.endpoints, each, published)
         self.do(self.networks.settle())
 
     def space(self, record: NetworkRecord) -> Any:

@@ -207,12 +207,11 @@ async def _restart(directory: Path) -> None:
             os.close(mine)
         after = Engine(Config(), records)
         await after.open()
+        pidfds = []
         for container, sandbox, process in (("bridge3", there[3], first), ("bridge6", there[6], second)):
-            pidfd = os.pidfd_open(process.pid)
-            await after.restore(
-                endpoints.Sandbox(container, container), {"bridge": sandbox.endpoint}, Process(process.pid, pidfd)
-            )
-            os.close(pidfd)
+            held = Process(process.pid, os.pidfd_open(process.pid))
+            after.restore(endpoints.Sandbox(container, container), {"bridge": sandbox.endpoint}, held)
+            pidfds.append(held.pidfd)
         await after.settle()
         assert ports() == {f"tr{network_id[:10]}{number:02x}" for number in (1, 2)}
         third, sixth = (
@@ -226,6 +225,8 @@ async def _restart(directory: Path) -> None:
         for container in ("bridge3", "bridge6"):
             await after.leave(container)
         await after.close(remove=True)
+        for pidfd in pidfds:
+            os.close(pidfd)
     records.close()
     assert not ports()
 

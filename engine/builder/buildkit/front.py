@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from engine.builder.buildkit.session import Sessions
+from engine.builder.loading import Builds
 from engine.common.times import parse_duration
 from engine.config import Config
 from engine.images.store import ImageStore
@@ -19,7 +20,6 @@ from engine.storage.records import Records
 
 if TYPE_CHECKING:
     from engine.builder.buildkit.control import Control
-    from engine.builder.buildkit.frontend import Builder
 
 
 class BuildKit:
@@ -30,14 +30,16 @@ class BuildKit:
         config: Config,
         records: Records,
         sessions: Sessions,
-        builder: Builder,
+        builds: Builds,
         images: ImageStore,
         gateway: Callable[[], str],
     ) -> None:
         """`gateway`: the address that `host-gateway` stands for."""
         self._config = config
         self._records = records
-        self._parts = (sessions, builder, images, gateway)
+        self._sessions = sessions
+        self._builds = builds
+        self._parts = (images, gateway)
         self._control: Control | None = None
         self._loading = asyncio.Lock()
 
@@ -47,7 +49,8 @@ class BuildKit:
             if self._control is None:
                 module, history = await asyncio.to_thread(self._loaded)
                 await history.open()
-                self._control = module.Control(module.Parts(*self._parts, history))
+                builder = await self._builds.load()
+                self._control = module.Control(module.Parts(self._sessions, builder, *self._parts, history))
         return self._control
 
     def _loaded(self) -> tuple[Any, Any]:

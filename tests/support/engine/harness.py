@@ -185,10 +185,25 @@ class TempEngine:
     # --- processes --------------------------------------------------------------------------------
 
     def start(self) -> TempEngine:
-        """Start the daemon and wait until it listens.
+        """Start the daemon and wait until it has restored all containers.
 
         Raises AssertionError with its log when it exits instead.
         """
+        begin = self.spawn()
+
+        def listening() -> bool:
+            said = self.log_path.read_bytes()[begin:]
+            assert self.process is not None
+            assert self.process.poll() is None, f"engined ended at start:\n{said.decode(errors='replace')}"
+            # as --log-format says
+            begins = b"listening on ", b'{"level":"info","msg":"listening on '
+            return any(line.startswith(begins) for line in said.splitlines())
+
+        until(f"listening on {self.socket}\n{self.log()}", listening)
+        return self
+
+    def spawn(self) -> int:
+        """Start the daemon, without waiting for anything. Returns where its log begins."""
         assert self.process is None, "it runs already"
         with open(self.log_path, "ab") as log:
             begin = log.tell()
@@ -204,17 +219,7 @@ class TempEngine:
                 stderr=log,
                 start_new_session=True,  # a Ctrl-C at the tests' terminal is not the engine's
             )
-
-        def listening() -> bool:
-            said = self.log_path.read_bytes()[begin:]
-            assert self.process is not None
-            assert self.process.poll() is None, f"engined ended at start:\n{said.decode(errors='replace')}"
-            # as --log-format says
-            begins = b"listening on ", b'{"level":"info","msg":"listening on '
-            return any(line.startswith(begins) for line in said.splitlines())
-
-        until(f"listening on {self.socket}\n{self.log()}", listening)
-        return self
+        return begin
 
     @property
     def pid(self) -> int:

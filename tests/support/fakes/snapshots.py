@@ -395,8 +395,8 @@ class FakeSnapshots:
         entries = [path.lstat() for path in upper.rglob("*")]
         return Usage(sum(each.st_size for each in entries if stat.S_ISREG(each.st_mode)), len(entries))
 
-    async def usages(self, keys: Sequence[str]) -> dict[str, Usage]:
-        return {key: await self.usage(key) for key in keys if key in self._snapshots}
+    async def sizes(self, keys: Sequence[str]) -> dict[str, int]:
+        return {key: (await self.usage(key)).size for key in keys if key in self._snapshots}
 
     async def sweep(self, live_keys: set[str], live_chain_ids: set[str]) -> None:
         for key in [*self.disk.mounted]:

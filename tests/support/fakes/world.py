@@ -267,8 +267,7 @@ class Networks:
             raise NotFound("not connected")
         return name
 
-    async def restore(self, sandbox: Sandbox, networks: dict[str, EndpointSettings], *_: object) -> None:
-        await self.world.point("restore networks")
+    def restore(self, sandbox: Sandbox, networks: dict[str, EndpointSettings], *_: object) -> None:
         self.members[sandbox.container_id] = dict(networks)
 
     def ports_of(self, container_id: str) -> tuple[()]:
@@ -525,6 +524,7 @@ class Engine:
     async def open(self) -> None:
         await self.monitor.open(hold=True)
         await self.containers.take_over()
+        await self.containers.load()
         await self.containers.open()
         self.monitor.deliver()
         for container in self.containers:

@@ -49,6 +49,9 @@ class FakeBuilder:
         self.read = b""
         self.closed = False
 
+    async def load(self) -> FakeBuilder:
+        return self
+
     async def build(self, body: AsyncIterator[bytes], options: Options, /) -> AsyncGenerator[Report, None]:
         self.options = options
         try:
@@ -137,7 +140,9 @@ def test_progress(tmp_path: Path) -> None:
     async def messages(*_: Any) -> AsyncGenerator[Report, None]:
         yield Transfer(status="Downloading", progress_detail=ProgressDetail(1, 2), progress="[=>]", id="abc")
 
-    status, found = asked(fakes(SimpleNamespace(build=messages), tmp_path), "/build")
+    builder = FakeBuilder()
+    builder.build = messages  # type: ignore[method-assign]
+    status, found = asked(fakes(builder, tmp_path), "/build")
     assert (status, found) == (
         200,
         [

@@ -12,7 +12,7 @@ import pytest
 from engine.containers.lifecycle import State
 from engine.containers.usage import AT_ONCE, Sizes
 from engine.errors import NotFound
-from engine.storage.snapshots import Layer, Usage
+from engine.storage.snapshots import Layer
 
 BASE = 1000
 
@@ -27,15 +27,15 @@ class Walks:
         self.missing: set[str] = set()
         self.meanwhile: Callable[[], None] = lambda: None
 
-    async def usages(self, keys: Sequence[str]) -> dict[str, Usage]:
+    async def sizes(self, keys: Sequence[str]) -> dict[str, int]:
         self.most = max(self.most, len(keys))
         await asyncio.sleep(0)
         self.meanwhile()
         found = {}
         for key in keys:
             self.done.append(key)
-            found[key] = Usage(len(self.done), 1)
-        return {key: usage for key, usage in found.items() if key not in self.missing}
+            found[key] = len(self.done)
+        return {key: size for key, size in found.items() if key not in self.missing}
 
     def mounted(self, key: str) -> str:
         if key not in self.mounts:
@@ -53,7 +53,8 @@ def walks() -> Walks:
 
 def container(walks: Walks, key: str, state: State = State.EXITED) -> Any:
     record = SimpleNamespace(status=SimpleNamespace(state=state), parent="p")
-    return SimpleNamespace(id=key, generation=1, record=record, parts=SimpleNamespace(snapshots=walks))
+    parts = SimpleNamespace(snapshots=walks)
+    return SimpleNamespace(id=key, generation=1, record=record, removed=False, parts=parts)
 
 
 def own(sizes: Sizes, *containers: Any) -> list[int]:
@@ -95,6 +96,7 @@ def test_a_change_during_the_walk_makes_the_size_outdated(walks: Walks) -> None:
 def test_removed_containers_are_forgotten(walks: Walks) -> None:
     sizes, first, second = Sizes(), container(walks, "a"), container(walks, "b")
     own(sizes, first, second)
+    sizes.forget("a")
     assert own(sizes, second) == [2]
     assert own(sizes, first, second) == [3, 2]
 

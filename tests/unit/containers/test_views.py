@@ -106,6 +106,9 @@ def test_the_status_of_an_encoded_summary_is_replaced_and_nothing_else(key: str,
         for text in ("Up 9 seconds", "Up 10 seconds (Paused)")
     )
     assert views.with_status(before, "Up 10 seconds (Paused)") == after
+    sized = msgspec.structs.replace(views.summary(record, ["/" + name], "Up"), size_rw=1, size_root_fs=23)
+    plain = msgspec.json.encode(views.summary(record, ["/" + name], "Up"))
+    assert views.with_sizes(plain, 1, 23) == msgspec.json.encode(sized)
 
 
 def test_inspect_shows_the_state_and_the_files() -> None:

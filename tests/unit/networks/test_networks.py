@@ -506,8 +506,8 @@ def test_containers_that_ran_on(world: Host, tmp_path: Path) -> None:
         bridge = world.links[first.get("a").bridge]
         second = Both(Config(), records)
         await second.open()
-        await second.restore(Sandbox("c", "c", request=PORTS), joined.endpoints, PROCESS, ports)
-        await second.restore(Sandbox("c", "c"), joined.endpoints, PROCESS)
+        second.restore(Sandbox("c", "c", request=PORTS), joined.endpoints, PROCESS, ports)
+        second.restore(Sandbox("c", "c"), joined.endpoints, PROCESS)
         await second.settle()
         assert second.get("a").link == bridge
         assert used(second) == {"a": 1}

@@ -213,7 +213,7 @@ def test_what_an_earlier_daemon_left_is_given_back(world: Host, keys: Keys, tmp_
         networks = Both(Config(), records, Known(far, desk))
         await networks.open()
         assert {*rows(networks)} == {ONE, TWO}
-        await networks.restore(Sandbox(ONE, "one"), kept.endpoints, Process(1, -1))
+        networks.restore(Sandbox(ONE, "one"), kept.endpoints, Process(1, -1))
         await networks.settle()
         assert {*networks.remote_endpoints._returning} == {TWO}
         await networks.join(Sandbox(TWO, "two"), {"net": ANY}, "net")  # waits for it
