@@ -271,6 +271,15 @@ class Engined(Engine):
     def stop(self) -> None:
         self._engine.terminate()
 
+    def kill(self) -> None:
+        """Send SIGKILL to the daemon only, and wait until it has exited."""
+        self._engine.kill9()
+
+    def spawn(self) -> None:
+        """Start the daemon, and wait until it answers a ping: it may still restore containers."""
+        self._engine.spawn()
+        until("engined answers", self.answers)
+
     def close(self) -> None:
         try:
             self._engine.close()
