@@ -164,7 +164,9 @@ class Session:
             task.add_done_callback(relays.discard)
 
         try:
-            server = await asyncio.start_unix_server(accepted, sock=listener)
+            # From Python 3.13 on, start_unix_server looks for the path that the socket was bound
+            # to, which is of a descriptor that means something else by now.
+            server = await asyncio.start_server(accepted, sock=listener)
             try:
                 yield os.path.join(private, _SOCKET)
             finally:
