@@ -73,9 +73,10 @@ def write(record: ContainerRecord, start: Start, gateways: Sequence[str], named:
     directory, bundle, rootfs, placed = start.directory, start.bundle, start.rootfs, start.placed
     directory.mkdir(mode=0o711, exist_ok=True)
     identity = users.lookup(rootfs, record.config.user, record.host.group_add or ())
+    # Before the specification, whose binds of these files repeat the flags of their mount.
+    write_network_files(record, directory, start.networks, start.config, gateways, sandbox=placed.sandbox)
     document = spec.build(record, start, identity, named.edits(record.host.device_requests or ()))
     _check_program(record, rootfs, start.sources, placed.here)
-    write_network_files(record, directory, start.networks, start.config, gateways, sandbox=placed.sandbox)
     with making_files(record.ids):
         stubs = make_mount_points(rootfs, document.mounts, placed)
     bundle.mkdir(mode=0o700, parents=True, exist_ok=True)

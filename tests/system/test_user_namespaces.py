@@ -36,10 +36,12 @@ SHOW = "stat -c '%n %u:%g' "
 
 
 def within(directory: Path, uid: int = UID, gid: int = GID) -> tuple[str, ...]:
-    """A command for `TempEngine.within`: it has these first ids."""
+    """A command for `TempEngine.within`: it has these first ids, and /tmp with flags that a mount
+    in the namespace must keep, as on Debian 13.
+    """
     (directory / f"subuid-{uid}").write_text(f"{USER}:{uid}:{COUNT}\n")
     (directory / f"subgid-{uid}").write_text(f"{USER}:{gid}:{COUNT}\n")
-    mounts = "".join(
+    mounts = "mount --rbind /tmp /tmp && mount -o remount,bind,nosuid,nodev /tmp && " + "".join(
         f"test -e /etc/{name} || touch /etc/{name}; mount --bind {directory}/{name}-{uid} /etc/{name} && "
         for name in ("subuid", "subgid")
     )
