@@ -93,6 +93,27 @@ async def _all_reach_all(directory: Path) -> None:
         assert len(ports()) == 4, "one for each three addresses, without those of the first two"
 
 
+async def _the_host_is_not_on_a_trunk(directory: Path) -> None:
+    """No frame leads to the lower device, so that nobody passes the bridge's rules; the host
+    answers once for its addresses.
+    """
+    async with network(directory) as networks:
+        there = await several(networks, 4)
+        with RouteSocket() as links:
+            every = {link.name: link for link in links.links()}
+        (lower,) = (link for link in every.values() if link.name.startswith("tl"))
+        assert lower.address == every[networks.get("bridge").bridge].address
+        settings = (("ipv4", "forwarding"), ("ipv4", "rp_filter"), ("ipv4", "arp_ignore"), ("ipv6", "disable_ipv6"))
+        assert [setting(f"{version}/conf/{lower.name}/{name}") for version, name in settings] == ["0", "1", "8", "1"]
+        for each in (there[0], there[3]):
+            asked = inside(each, "busybox", "arping", "-b", "-c", "1", "-w", "2", each.endpoint.gateway)
+            assert "Received 1 response" in asked.stdout, asked.stdout
+
+
+def setting(path: str) -> str:
+    return Path("/proc/sys/net", path).read_text().strip()
+
+
 async def _own_ports(directory: Path) -> None:
     """A container that may change its links has a port of the bridge, however many there are."""
     async with network(directory) as networks:
@@ -273,7 +294,18 @@ def test_the_real_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [_all_reach_all, _own_ports, _connected, _apart, _published, _deleted, _restart, _at_once, _without],
+    [
+        _all_reach_all,
+        _the_host_is_not_on_a_trunk,
+        _own_ports,
+        _connected,
+        _apart,
+        _published,
+        _deleted,
+        _restart,
+        _at_once,
+        _without,
+    ],
     ids=lambda body: body.__name__.strip("_"),
 )
 def test_trunks(body: Body, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

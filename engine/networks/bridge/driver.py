@@ -340,9 +340,9 @@ class BridgeDriver:
         present = [*network.sandboxes.values()]
         if len(present) <= trunks.PORTS:
             return None
-        if interface.own_port and sum(sandbox.changes_links for sandbox in present) <= trunks.OWN_PORTS:
-            return None
-        return self._empty
+        # Without icc always: it could change how its macvlan treats others.
+        reserved = not network.options.icc or sum(each.changes_links for each in present) <= trunks.OWN_PORTS
+        return None if interface.own_port and reserved else self._empty
 
     def _add_leaf(self, network: Network, bridge: Link, namespace: int, name: str, interface: Interface) -> None:
         """Make an endpoint's link over its trunk, in the namespace with this descriptor."""
@@ -429,8 +429,7 @@ class BridgeDriver:
                     shared.append(plan)
                 else:
                     _log.warning("network %s: %s", network.record.name, words(error))
-        if self._empty is not None:
-            self._replace_trunks(network, link, shared, restarted)
+        self._replace_trunks(network, link, shared, restarted)
 
     def _replace_trunks(
         self, network: Network, bridge: Link, shared: Iterable[tuple[Sandbox, EndpointSettings]], restarted: bool
@@ -455,6 +454,7 @@ class BridgeDriver:
                 except (OSError, EngineError) as error:
                     _log.warning("%s, container %s: %s", where, sandbox.container_id, words(error))
             self.trunks.finish(network, number)
+            _log.warning("%s was missing and has been restored", where)
 
     def _replace_leaf(
         self, network: Network, bridge: Link, lower: Link, namespace: int, settings: EndpointSettings

@@ -9,6 +9,8 @@ need a port of their own (64), and for trunks (63).
 - Which trunk an endpoint is on follows from its address, so that nothing need be counted or kept.
 - The bridge sends a trunk's frames back by the port that they came from (hairpin): to another
   macvlan of the trunk go those that the host has seen and changed.
+- The host is not on the lower device: it has the bridge's MAC, so that no port leads to it, and
+  what comes by it is neither answered nor forwarded.
 - Without icc the macvlans of a trunk do not reach one another, and the trunk's port is isolated;
   where netfilter sees the frames of bridges, all of them go to the bridge instead (VEPA).
 - A macvlan dies with its namespace, or with its trunk. `BridgeDriver.replug` makes lost ones again.
@@ -29,7 +31,7 @@ from engine.networks.endpoints import Network
 from engine.networks.network import Options
 from engine.networks.publishing import bridges_call_netfilter
 from engine.networks.sandboxes import Interface
-from engine.system import namespaces
+from engine.system import namespaces, sysctls
 from engine.system.netlink import rtnl
 from engine.system.netlink.codec import Request
 from engine.system.netlink.rtnl import Link, RouteSocket
@@ -43,6 +45,11 @@ LEAVES = 1000
 net.core.netdev_max_backlog, which is 1,000 unless it was set.
 """
 TRUNKS = 63
+
+_SETTINGS = {"ipv4/conf/{}/forwarding": "0", "ipv4/conf/{}/arp_ignore": "8", "ipv4/conf/{}/rp_filter": "1"}
+if host.HAS_IPV6:
+    _SETTINGS["ipv6/conf/{}/disable_ipv6"] = "1"
+"""Of lower devices, below /proc/sys/net."""
 
 
 class Trunks:
@@ -93,12 +100,12 @@ class Trunks:
         (port, lower), mtu = names(network, number), network.options.mtu
         home = namespaces.network()
         try:
-            self._links.apply(rtnl.create_veth(port, lower, home, mtu=mtu))
+            self._links.apply(rtnl.create_veth(port, lower, home, mtu=mtu, peer_mac=bridge.address))
         finally:
             os.close(home)
         try:
-            for end in (port, lower):
-                host.ignore_router_advertisements(end)
+            host.ignore_router_advertisements(port)
+            sysctls.write({path.format(lower): value for path, value in _SETTINGS.items()})
             self._links.apply(rtnl.change_link(lower, up=True, without_ipv6_address=host.has_ipv6(mtu)))
             self._attach(network, bridge, port)
             link = self._links.link(lower)
