@@ -24,8 +24,12 @@ from engine.system.netlink.rtnl import Link, RouteSocket
 
 _log = logging.getLogger(__name__)
 
-MADE = ("bridge", "dummy", "vlan", "veth")
-"""Kinds of links that carry the engine's alias: bridges, the parents of macvlan networks, trunks.
+MADE = ("bridge", "dummy", "vlan")
+"""Kinds of links that carry the engine's alias: bridges, and the parents of macvlan networks."""
+TRUNK = "tr"
+"""Names of the ends of trunks in bridges begin with it.
+
+Other veths with the alias are overlays'.
 """
 
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
@@ -90,7 +94,9 @@ def sweep(links: RouteSocket, present: Iterable[Link], alias: str, names: Collec
     orphans = [
         link.name
         for link in present
-        if link.name not in names and link.kind in MADE and (link.alias == alias or unfinished(link, alias))
+        if link.name not in names
+        and (link.kind in MADE or (link.kind == "veth" and link.name.startswith(TRUNK)))
+        and (link.alias == alias or unfinished(link, alias))
     ]
     if not orphans:
         return

@@ -45,6 +45,8 @@ LEAVES = 1000
 net.core.netdev_max_backlog, which is 1,000 unless it was set.
 """
 TRUNKS = 63
+LOWER = "tl"
+"""Names of lower devices begin with it."""
 
 _SETTINGS = {"ipv4/conf/{}/forwarding": "0", "ipv4/conf/{}/arp_ignore": "8", "ipv4/conf/{}/rp_filter": "1"}
 if host.HAS_IPV6:
@@ -65,7 +67,9 @@ class Trunks:
         """Take over the trunks of a daemon before, among the links of this host. Those that it has
         not finished are deleted; `BridgeDriver.replug` makes what endpoints need again.
         """
-        found = {link.name: link for link in present if link.kind == "veth" and link.name.startswith(("tr", "tl"))}
+        found = {
+            link.name: link for link in present if link.kind == "veth" and link.name.startswith((host.TRUNK, LOWER))
+        }
         for network in networks if found else ():
             for number in range(TRUNKS):
                 port, lower = names(network, number)
@@ -150,7 +154,7 @@ def names(network: Network, number: int) -> tuple[str, str]:
     takes. Only names that begin with `veth` wake nobody when they are removed (`rtnl.Removals`).
     """
     name = f"{network.record.id[:10]}{number:02x}"
-    return f"tr{name}", f"tl{name}"
+    return f"{host.TRUNK}{name}", f"{LOWER}{name}"
 
 
 def number_of(address: IPv4Interface | IPv6Interface) -> int:

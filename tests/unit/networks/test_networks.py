@@ -638,10 +638,11 @@ def test_the_sweep_removes_orphans_at_once(world: Host) -> None:
         ("br-4", "bridge", ""),
         ("veth1", "veth", ""),
         ("tr1", "veth", "engined x"),
+        ("ov-1", "veth", "engined x"),
     ):
         world.add_link(name, kind, alias)
     host.sweep(kernel, kernel.links(), "engined x", {"br-2"})
-    assert sorted(world.links) == ["br-2", "br-3", "br-4", "veth1"]
+    assert sorted(world.links) == ["br-2", "br-3", "br-4", "ov-1", "veth1"]
     assert sum(each.startswith("removal of links of group") for each in world.steps) == 1
     world.steps.clear()
     host.sweep(kernel, kernel.links(), "engined x", {"br-2"})
