@@ -43,10 +43,13 @@ class Simulation:
         self._processes.append(subprocess.Popen(program, stderr=log, stdout=log, text=True, cwd=ROOT))  # noqa: ASYNC220
         path = self.run / SOCKET
         for _ in range(5000):
-            if path.exists():
+            # it does not listen yet
+            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                reader, writer = await asyncio.open_unix_connection(path)
                 break
             await asyncio.sleep(0.02)
-        reader, writer = await asyncio.open_unix_connection(path)
+        else:
+            raise TimeoutError(f"nothing listens on {path}")
         self._connection = Connection(reader, writer, _nothing, dialled=True)
         self._reading.append(asyncio.ensure_future(self._connection.run()))
         address = f"127.0.0.1:{_free_port()}"

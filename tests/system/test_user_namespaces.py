@@ -328,9 +328,8 @@ def test_builds_commits_and_images_as_mounts(engine: TempEngine, tmp_path: Path)
                 "-c",
                 "touch /committed; chown 8:9 /committed; sleep 1000",
             ).line
-            until(
-                "its file", lambda of=container: "8:9" in engine.docker("exec", of, "sh", "-c", f"{SHOW}/committed").out
-            )
+            show = "exec", container, "sh", "-c", f"{SHOW}/committed"
+            until("its file", lambda show=show: "8:9" in engine.docker(*show, status=None).out)
             assert "A /committed" in engine.docker("diff", container).out.split("\n")
             engine.docker("commit", container, "committed")
             for other in ("", "host"):

@@ -82,7 +82,7 @@ class Host:
         """Awaited at each await point, with the point's name. A test decides there what happens
         next.
         """
-        self._pids = itertools.count(1000)
+        self._pids = itertools.count(1 << 23)  # no process of the host has such a number
         self._numbers = itertools.count(1)
         self._client: FakeMonitor | None = None
 
