@@ -4,10 +4,10 @@ target of published ports.
 A sandbox is the network namespace of a container that runs, with an endpoint on each of its
 networks. Everything here is derived from records and pools and is never stored.
 
-Pure, but for a namespace that is opened when it is needed: no events. Runs on the event loop alone,
-so the pools need no lock. Not here: links (`driver.py`), the tables of networks and sandboxes
-(`networks.py`, `attachments.py`). Raises: the errors of `network.py` and `ipam.py`; addresses are
-given back first.
+Pure, but for a namespace that is opened when it is needed, in any thread: no events. All else runs
+on the event loop alone, so the pools need no lock. Not here: links (`driver.py`), the tables of
+networks and sandboxes (`networks.py`, `attachments.py`). Raises: the errors of `network.py` and
+`ipam.py`; addresses are given back first.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_interface, ip_network
 from typing import Protocol
@@ -40,6 +41,10 @@ _log = logging.getLogger(__name__)
 Assigned = Mapping[int, Address]
 """Addresses of an endpoint by IP version, chosen outside of the engine's own pools."""
 
+_opening = threading.Lock()
+"""Held while the namespace of a restored container is opened, also in threads that repair links, so
+that none is opened twice.
+"""
 _NOT_ASSIGNED: Assigned = {}
 _NO_PORTS = Request()
 
@@ -104,12 +109,16 @@ class Sandbox:
         none). That of a restored container is opened when it is needed; -1 when its process has
         ended: its exit will undo all this.
         """
-        if self._namespace < 0 and self.process is not None and self.process.pidfd >= 0:
-            try:
-                self._namespace = namespaces.of_process(self.process.pid, self.process.pidfd, "net")
-            except OSError as error:
-                _log.info("container %s: opening its network namespace: %s", self.container_id, words(error))
-        return self._namespace
+        if self._namespace >= 0 or self.process is None:
+            return self._namespace
+        with _opening:
+            process = self.process
+            if self._namespace < 0 and process is not None and process.pidfd >= 0:
+                try:
+                    self._namespace = namespaces.of_process(process.pid, process.pidfd, "net")
+                except OSError as error:
+                    _log.info("container %s: opening its network namespace: %s", self.container_id, words(error))
+            return self._namespace
 
     @namespace.setter
     def namespace(self, descriptor: int) -> None:
@@ -117,7 +126,8 @@ class Sandbox:
 
     def close(self) -> None:
         """Release the namespace."""
-        descriptor, self._namespace, self.process = self._namespace, -1, None
+        with _opening:
+            descriptor, self._namespace, self.process = self._namespace, -1, None
         sandboxes.close(descriptor)
 
 

@@ -66,7 +66,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def waits(*answers: Future[Answer]) -> None:
     """None of them is there, although there was time."""
-    time.sleep(0.3)
+    time.sleep(0.3)  # a wrong answer would come at once
     assert not any(each.done() for each in answers), [each.result() for each in answers if each.done()]
 
 
@@ -120,7 +120,7 @@ def test_a_stop_meanwhile_is_no_reason_to_start(own_engine: TempEngine, pool: Th
     assert stopped.result().status == 204
     settled(engine)
     until("it has started", lambda: engine.log().count("listening on ") >= 2)
-    time.sleep(0.3)
+    time.sleep(0.3)  # for a start by the restart policy, which must not come
     state = engine.inspect(running)["State"]
     assert (state["Status"], state["ExitCode"]) == ("exited", 137)
 
@@ -136,7 +136,7 @@ def test_no_address_twice(own_engine: TempEngine, pool: ThreadPoolExecutor) -> N
         engine.started("sleep", "600", network="net")
     with restoring(engine):
         started = [pool.submit(run_on, engine, "net") for _ in range(12)]
-        time.sleep(0.3)
+        time.sleep(0.3)  # so that they wait before the restoration goes on
     for each in started:
         each.result()
     found = asked(engine, "GET", "/networks/net").json()["Containers"]
@@ -267,7 +267,7 @@ def test_many_requests_meanwhile(own_engine: TempEngine, pool: ThreadPoolExecuto
     targets = ["/containers/json", f"/containers/{min(running)}/json", "/_ping", "/info", "/networks"]
     with restoring(engine):
         asked_for = [pool.submit(asked, engine, "GET", targets[number % 5]) for number in range(count)]
-        time.sleep(0.3)
+        time.sleep(0.3)  # so that they wait before the restoration goes on
     for number, each in enumerate(asked_for):
         answer = each.result()
         assert answer.status == 200, answer
