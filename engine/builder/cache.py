@@ -24,6 +24,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
+from engine.builder.loading import STEPS
 from engine.builder.state import State
 from engine.errors import EngineError
 from engine.images.importing import encoded
@@ -85,7 +86,7 @@ class Cache:
         """Reads the records; blocking, at start, after `ImageStore.open`."""
         self._images = images
         self._records = records
-        self._table = records.table("step", StepRecord)
+        self._table = records.table(STEPS, StepRecord)
         rows = self._table.load()
         self._steps = {
             key: step for key, step in rows.items() if step.image_id in images.index or step.image_id in images.kept

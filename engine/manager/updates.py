@@ -114,7 +114,7 @@ class _Update(NamedTuple):
 
     @property
     def unchanged(self) -> Compare:
-        """The condition that nobody else has changed the status since."""
+        """The condition that the status has not been changed since."""
         return Compare(SERVICE_STATUS, self.key, 0 if self.status_entry is None else self.status_entry.revision)
 
 

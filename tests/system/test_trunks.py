@@ -94,8 +94,8 @@ async def _all_reach_all(directory: Path) -> None:
 
 
 async def _the_host_is_not_on_a_trunk(directory: Path) -> None:
-    """No frame leads to the lower device, so that nobody passes the bridge's rules; the host
-    answers once for its addresses.
+    """No frame reaches the lower device by its MAC, so the rules of the bridge hold for all frames.
+    The host answers once for its addresses.
     """
     async with network(directory) as networks:
         there = await several(networks, 4)
